@@ -1,0 +1,128 @@
+package cpu
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Parker is where one goroutine, its owner, sleeps until somebody wakes it or a watched descriptor is ready. It implements
+// provider.Bell.
+//
+// It is an epoll instance that holds an eventfd and the watched descriptors and is itself watched by the Go
+// runtime's poller: a sleeping owner costs no thread, and a foreign process that holds the eventfd can wake it.
+type Parker struct {
+	epoll  *os.File
+	raw    syscall.RawConn
+	bell   int
+	rung   atomic.Bool // the eventfd holds a wake that nobody has consumed
+	events [16]unix.EpollEvent
+	ready  bool
+	poll   func(fd uintptr) bool // made once: a closure per Park would allocate
+}
+
+// NewParker makes a Parker; Close frees its two descriptors.
+func NewParker() (*Parker, error) {
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("epoll_create: %w", err)
+	}
+	bell, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+	if err != nil {
+		unix.Close(ep)
+		return nil, fmt.Errorf("eventfd: %w", err)
+	}
+	p := &Parker{bell: bell}
+	p.poll = p.check
+	err = unix.SetNonblock(ep, true) // so that os.NewFile hands it to the runtime's poller
+	if err == nil {
+		p.epoll = os.NewFile(uintptr(ep), "parker")
+		p.raw, err = p.epoll.SyscallConn()
+	}
+	if err == nil {
+		err = p.Watch(bell)
+	}
+	if err != nil {
+		unix.Close(bell)
+		unix.Close(ep)
+		return nil, fmt.Errorf("parker: %w", err)
+	}
+	return p, nil
+}
+
+// Wake ends the owner's current or next Park. Any goroutine may call it. Wakes are merged.
+func (p *Parker) Wake() {
+	if p.rung.Swap(true) {
+		return
+	}
+	one := [8]byte{1}
+	_, _ = unix.Write(p.bell, one[:]) // fails only when the counter is full, and then the owner wakes anyway
+}
+
+// FD is the eventfd behind Wake.
+func (p *Parker) FD() int { return p.bell }
+
+// Watch adds a descriptor, level triggered.
+func (p *Parker) Watch(fd int) error {
+	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(fd)}
+	return p.control(unix.EPOLL_CTL_ADD, fd, &ev)
+}
+
+// Unwatch removes a descriptor; call it before closing fd.
+func (p *Parker) Unwatch(fd int) error {
+	return p.control(unix.EPOLL_CTL_DEL, fd, nil)
+}
+
+func (p *Parker) control(op, fd int, ev *unix.EpollEvent) (err error) {
+	cerr := p.raw.Control(func(ep uintptr) { err = unix.EpollCtl(int(ep), op, fd, ev) })
+	if cerr != nil {
+		return cerr
+	}
+	return err
+}
+
+// Park sleeps until a wake, a ready descriptor or the end of d, and reports whether it was one of the first two.
+// Only the owner calls it.
+func (p *Parker) Park(d time.Duration) bool {
+	p.ready = false
+	if err := p.epoll.SetReadDeadline(time.Now().Add(d)); err != nil {
+		return true // closed: the owner is about to find out
+	}
+	err := p.raw.Read(p.poll)
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		return true
+	}
+	return p.ready
+}
+
+// check runs inside Park: false makes the runtime park the goroutine until the epoll instance is readable.
+func (p *Parker) check(ep uintptr) bool {
+	n, err := unix.EpollWait(int(ep), p.events[:], 0)
+	if err != nil && err != unix.EINTR {
+		p.ready = true
+		return true
+	}
+	for i := range max(n, 0) {
+		if int(p.events[i].Fd) != p.bell {
+			continue
+		}
+		var b [8]byte
+		_, _ = unix.Read(p.bell, b[:])
+		// After the read: a Wake that comes in between is not written, and need not be, because the owner is awake. The
+		// other order would consume its write and leave rung set, and every later Wake would be lost.
+		p.rung.Store(false)
+	}
+	p.ready = n > 0
+	return p.ready
+}
+
+// Close frees the descriptors. No other method may be running or be called later, except Wake, which becomes useless.
+func (p *Parker) Close() error {
+	p.rung.Store(true) // a late Wake must not write to a descriptor that may have been reused
+	return errors.Join(p.epoll.Close(), unix.Close(p.bell))
+}

@@ -1,0 +1,111 @@
+package cpu
+
+import (
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func newParker(t testing.TB) *Parker {
+	t.Helper()
+	p, err := NewParker()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+func TestParkEndsByTimeWakeOrDescriptor(t *testing.T) {
+	p := newParker(t)
+	if p.Park(time.Millisecond) {
+		t.Fatal("park with nothing to wake it reported a wake")
+	}
+	p.Wake()
+	p.Wake()
+	if !p.Park(time.Minute) {
+		t.Fatal("a wake before park was lost")
+	}
+	if p.Park(time.Millisecond) {
+		t.Fatal("two wakes before park must merge into one")
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	if err := p.Watch(int(r.Fd())); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write([]byte{1}); err != nil {
+		t.Fatal(err)
+	}
+	if !p.Park(time.Minute) {
+		t.Fatal("a readable descriptor did not end park")
+	}
+	if err := p.Unwatch(int(r.Fd())); err != nil {
+		t.Fatal(err)
+	}
+	if p.Park(time.Millisecond) {
+		t.Fatal("an unwatched descriptor ended park")
+	}
+}
+
+// Two owners that only wake each other: a single lost wake stops the exchange.
+func TestNoWakeIsLost(t *testing.T) {
+	a, b := newParker(t), newParker(t)
+	const rounds = 20000
+	done := make(chan bool)
+	go func() {
+		for range rounds {
+			if !b.Park(10 * time.Second) {
+				done <- false
+				return
+			}
+			a.Wake()
+		}
+		done <- true
+	}()
+	for i := range rounds {
+		b.Wake()
+		if !a.Park(10 * time.Second) {
+			t.Fatalf("wake lost in round %d", i)
+		}
+	}
+	if !<-done {
+		t.Fatal("wake lost on the other side")
+	}
+}
+
+func TestParkAllocatesNothing(t *testing.T) {
+	p := newParker(t)
+	if n := testing.AllocsPerRun(100, func() { p.Wake(); p.Park(time.Second) }); n != 0 {
+		t.Fatalf("%v allocations a park", n)
+	}
+}
+
+func BenchmarkWakeRoundTrip(b *testing.B) {
+	x, y := newParker(b), newParker(b)
+	var stop atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for !stop.Load() {
+			y.Park(time.Second)
+			x.Wake()
+		}
+	}()
+	for b.Loop() {
+		y.Wake()
+		x.Park(time.Second)
+	}
+	stop.Store(true)
+	y.Wake()
+	<-done
+}

@@ -1,0 +1,38 @@
+// Package provider is the contract between the engine and a kind of network.
+//
+// A [Provider] finds devices; Open turns one of them into a [Domain], which is one rail: its queues, its
+// registered memory and its peers. The contract is the common subset of the networks that LLM systems run on:
+// one-sided writes, writes that carry a 32-bit immediate, and two-sided messages; reliable, and in no order.
+// There are no reads and no atomics.
+//
+// # Ownership
+//
+// A Domain has one owner, a goroutine that calls all of its methods; no Domain is safe for concurrent use. No
+// method blocks except Close. The owner moves everything forward by calling Post and Poll: a provider may do work
+// (copy bytes, read sockets) only inside them, a bounded amount per call. A provider that has goroutines of its
+// own joins them in Close.
+//
+// The owner sleeps on a [Bell], which it hands to every Domain that it opens, so that one owner can sleep on
+// several Domains. Before it sleeps it calls Arm on each of them.
+//
+// # Life of a peer
+//
+//	Offer ──► Connect ──► KindPeerUp ──► ... ──► KindPeerDown ──► gone
+//	                                      (a failure, Disconnect or Fence)
+//
+// A connection is made by two owners that already talk to each other over an authenticated channel. Each calls
+// Offer, sends the Addr over that channel, and calls Connect with the Addr it got; exactly one side is active.
+// An Addr is a one-time secret: a connection whose secret does not match is refused.
+//
+// After a failure the provider completes everything that was outstanding to that peer as StatusFlushed, then
+// delivers KindPeerDown, which is the last completion of the handle but KindFenced. The handle itself is released
+// by Disconnect or Fence, which the owner calls also after KindPeerDown. Immediates and messages that arrived
+// whole before the failure are delivered before KindPeerDown.
+//
+// # Memory visibility
+//
+// When Poll returns a KindImm, every byte of the write that carried it is visible to the owner, and to whoever
+// the owner tells. Nothing is said about any other write.
+//
+// Package providertest is this contract as tests. Every provider passes it.
+package provider
