@@ -64,10 +64,12 @@ type Domain interface {
 	// no byte that the owner can still see in another way than through this memory.
 	Deregister(k Key) error
 
-	// Grant returns the key under which peer p, which must be up, can write to memory registered with
-	// AccessRemoteWrite. Granting twice returns the same key. ErrUnsupported: this network cannot serve this kind
-	// of memory. ErrBusy: call again after Poll.
-	Grant(k Key, p Peer) (Key, error)
+	// Grant returns the key under which peer p, which must be up, can write to the bytes [off, off+n) of memory registered
+	// with AccessRemoteWrite, and to no others where the network can enforce it (Caps.GrantRange); the byte at offset o of
+	// the range is addressed as {ID, Base + o}. Granting the same range twice may return the same key. The grant ends with
+	// the connection or with Deregister. ErrUnsupported: this network cannot serve this kind of memory. ErrBusy: call
+	// again after Poll.
+	Grant(k Key, p Peer, off, n uint64) (Key, error)
 
 	// Offer reserves a peer handle and returns the one-time address that the other side passes to its Connect.
 	Offer() (Peer, Addr, error)
@@ -106,9 +108,15 @@ type Domain interface {
 // ConnectTimeout bounds the time between Connect and its outcome.
 const ConnectTimeout = 5 * time.Second
 
-// Peer is a handle of one connection of one Domain: an index with a generation. It is never reused while a
-// completion that carries it can still appear. Zero is no peer.
+// Peer is a handle of one connection of one Domain: an index below Config.MaxPeers in the low PeerIndexBits, a generation
+// that is never 0 above them. It is never reused while a completion that carries it can still appear. Zero is no peer.
 type Peer uint32
+
+// PeerIndexBits is how many bits of a Peer are the index.
+const PeerIndexBits = 16
+
+// Index is the part of p that identifies its place among the live handles of the Domain.
+func (p Peer) Index() int { return int(p & (1<<PeerIndexBits - 1)) }
 
 // Addr is what Offer returns: opaque, at most MaxAddr bytes, of use to one Connect on the other side.
 type Addr []byte
@@ -160,7 +168,9 @@ type Caps struct {
 	CrossHost  bool   // peers may be on other hosts
 	HeapMemory bool   // Memory.Bytes may be on the Go heap
 	Phantom    bool   // takes Memory.Phantom
+	GrantRange bool   // a grant is enforced to its range, not only to the whole memory
 	LinkBits   uint64 // speed for placement, bits per second; 0 when unknown
+	Fabric     string // that of the Device, also when Open was given a device that Devices does not list
 
 	// DrainBound is the longest time between a peer's death (or Disconnect) and the last flushed completion.
 	DrainBound time.Duration

@@ -1,0 +1,65 @@
+# Needs make and Go 1.26. What else a target needs it gets itself: pinned Go tools by the go command, gcc (for the race
+# detector only) by apt when root.
+
+GO        ?= go
+BIN       := bin
+REVISION  := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+LDFLAGS   := -X main.revision=$(REVISION)
+TOOL      := $(GO) tool -modfile=tools/go.mod
+TESTSUM   := $(GO) run ./internal/testsum
+TESTFLAGS ?= -shuffle=on -timeout=5m
+FUZZTIME  ?= 10s
+
+.PHONY: all build demo test race invariants processes fuzz bench lint fmt nightly golangci-lint clean
+all: build
+
+# The binary is static: it runs on any linux, whatever its libc.
+build:
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/hawser ./cmd/hawser
+
+# Replays a generated trace over shared memory and over TCP, with content checks.
+demo: build
+	$(BIN)/hawser demo
+
+test:
+	$(TESTSUM) -name test -- $(TESTFLAGS) ./...
+
+race:
+	@sh .ci/race $(TESTFLAGS) -timeout=10m
+
+# The same tests with the checks of internal/invariants compiled in.
+invariants:
+	$(TESTSUM) -name invariants -- $(TESTFLAGS) -tags invariants ./...
+
+# Real processes that are killed and stopped under load; minutes, so not part of test.
+processes:
+	$(TESTSUM) -name processes -- -tags processes -run '^TestProcesses' -count=1 -timeout=10m ./cmd/hawser
+
+fuzz:
+	@bash .ci/fuzz $(FUZZTIME)
+
+bench: build
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+	$(BIN)/hawser bench pages --provider shm --cold
+	$(BIN)/hawser bench pages --provider tcp --cold
+
+lint:
+	@bash .ci/lint
+
+fmt:
+	find . -name '*.go' -not -path './.*' -print0 | xargs -0 $(TOOL) gofumpt -w
+
+# What is too slow for every change.
+nightly: build lint test race invariants processes
+	$(MAKE) fuzz FUZZTIME=5m
+	$(BIN)/hawser kv replay --provider shm --requests 5000 --speed 4 --cancel 5%
+	$(BIN)/hawser kv replay --provider tcp --requests 2000 --speed 4 --cancel 5%
+	@bash .ci/vulncheck
+
+# A cold build takes 25 minutes on two cores; "make lint" uses the binary when it is there.
+golangci-lint: .cache/golangci-lint
+.cache/golangci-lint: tools/go.mod
+	$(GO) build -modfile=tools/go.mod -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+clean:
+	rm -rf $(BIN) .cache

@@ -1,0 +1,94 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/hawser-project/hawser/internal/proc"
+)
+
+// receiverEnv makes the test binary the receiving process.
+const receiverEnv = "HAWSER_BENCH_RECEIVER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(receiverEnv) != "" {
+		if err := Serve(context.Background()); err != nil {
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func receiving() proc.Spec { return proc.Spec{Env: []string{receiverEnv + "=1"}} }
+
+// BenchmarkScenario reports what the tool's bench prints; ns/op is a whole sample and means nothing.
+func BenchmarkScenario(b *testing.B) {
+	for _, kind := range []Kind{Write, Pages, Imm} {
+		for _, network := range []string{"shm", "tcp"} {
+			sizes := []uint64{4 << 10, 64 << 10, 1 << 20}
+			if kind == Imm {
+				sizes = []uint64{immSize}
+			}
+			for _, size := range sizes {
+				b.Run(fmt.Sprintf("%s/%s/%d", kind, network, size), func(b *testing.B) {
+					row, err := Run(b.Context(), Config{Kind: kind, Provider: network, Size: size, Rounds: min(b.N, maxRounds)}, receiving(), nil)
+					if err != nil {
+						b.Fatal(err)
+					}
+					b.ReportMetric(row.Ratio, "ratio")
+					b.ReportMetric(row.Ours.OpsPerS.Median, "ops/s")
+					if kind == Imm {
+						b.ReportMetric(row.Ours.Latency.P50, "p50-us")
+					} else {
+						b.ReportMetric(row.Ours.GBPerS.Median, "GB/s")
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestRunMeasuresBothSides(t *testing.T) {
+	for _, kind := range []Kind{Write, Pages, Imm} {
+		for _, network := range []string{"shm", "tcp"} {
+			t.Run(string(kind)+" "+network, func(t *testing.T) {
+				var rounds int
+				c := Config{Kind: kind, Provider: network, Size: 10_000, Pool: 1 << 20, Bytes: 4 << 20, Rounds: 3, Rails: 2}
+				row, err := Run(t.Context(), c, receiving(), func(int, int) { rounds++ })
+				if err != nil {
+					t.Fatal(err)
+				}
+				if rounds != 3 || len(row.Ours.Samples) != 3 || len(row.Yard.Samples) != 3 {
+					t.Errorf("%d rounds, %d and %d samples, want 3 of each", rounds, len(row.Ours.Samples), len(row.Yard.Samples))
+				}
+				if !(row.Ratio > 0 && row.Ours.OpsPerS.Min > 0 && row.Yard.OpsPerS.Min > 0) || row.CorruptBytes != 0 {
+					t.Errorf("row is %+v", row)
+				}
+			})
+		}
+	}
+}
+
+func TestRunNamesTheReceiversFault(t *testing.T) {
+	c := Config{Kind: Write, Provider: "shm", Size: 1 << 10, Rounds: 1}
+	_, err := Run(t.Context(), c, proc.Spec{Path: "/bin/false"}, nil)
+	var exit *proc.ExitError
+	if !errors.As(err, &exit) || !strings.Contains(err.Error(), "receiver") {
+		t.Errorf("got %v, want the receiver's exit", err)
+	}
+}
+
+func TestRunEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := errors.New("enough")
+	c := Config{Kind: Write, Provider: "shm", Size: 1 << 10, Pool: 1 << 20, Rounds: maxRounds}
+	_, err := Run(ctx, c, receiving(), func(int, int) { cancel(stop) })
+	if !errors.Is(err, stop) {
+		t.Errorf("got %v, want the cause of the context", err)
+	}
+}

@@ -1,0 +1,44 @@
+package bench
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestDefaultsOfEverySize(t *testing.T) {
+	for _, kind := range []Kind{Write, Pages, Imm} {
+		for _, cold := range []bool{false, true} {
+			for _, size := range Sizes() {
+				c, err := Config{Kind: kind, Provider: "shm", Size: size, Cold: cold}.withDefaults()
+				if err != nil {
+					t.Fatalf("%s %d: %v", kind, size, err)
+				}
+				if c.Pool%c.Size != 0 || c.Bytes%c.Size != 0 || c.blocks() < 1 || c.slots() < 1 {
+					t.Errorf("%s %d: pool %d, sample %d: not whole blocks", kind, size, c.Pool, c.Bytes)
+				}
+				if c.Depth < 2 || c.Depth > maxDepth || c.Batch < 1 || c.Batch > maxBatch {
+					t.Errorf("%s %d: depth %d, batch %d", kind, size, c.Depth, c.Batch)
+				}
+			}
+		}
+	}
+}
+
+func TestFaultsAreNamed(t *testing.T) {
+	ok := Config{Kind: Write, Provider: "shm", Size: 1 << 10}
+	for want, spoil := range map[string]func(*Config){
+		"scenario is \"read\"": func(c *Config) { c.Kind = "read" },
+		"no provider":          func(c *Config) { c.Provider = "" },
+		"block size is 0":      func(c *Config) { c.Size = 0 },
+		"do not fit":           func(c *Config) { c.Pool = 100 },
+		"rounds, want 1":       func(c *Config) { c.Rounds = -1 },
+		"rails, want 1":        func(c *Config) { c.Rails = -2 },
+		"32 bits":              func(c *Config) { c.Size, c.Pool = 1, 1<<40 },
+	} {
+		c := ok
+		spoil(&c)
+		if _, err := c.withDefaults(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: got %v, want %q", c, err, want)
+		}
+	}
+}

@@ -1,0 +1,67 @@
+package bench
+
+import (
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Machine is where a result was measured.
+type Machine struct {
+	CPU       string `json:"cpu"`
+	Cores     int    `json:"cores"`
+	MemoryGiB int    `json:"memory_gib"`
+	Kernel    string `json:"kernel"`
+	Go        string `json:"go"`
+	Arch      string `json:"arch"`
+}
+
+// Report is what the tool writes as JSON.
+type Report struct {
+	Machine  Machine   `json:"machine"`
+	Revision string    `json:"revision"` // of the source, "-dirty" when it had changes; "unknown" outside make
+	Command  []string  `json:"command"`
+	Began    time.Time `json:"began"`
+	Rows     []Row     `json:"rows"`
+}
+
+// ThisMachine describes the machine.
+func ThisMachine() Machine {
+	m := Machine{CPU: "unknown", Cores: runtime.NumCPU(), Kernel: "unknown", Go: runtime.Version(), Arch: runtime.GOARCH}
+	if info, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		m.CPU = cpuModel(string(info))
+	}
+	var sys unix.Sysinfo_t
+	if unix.Sysinfo(&sys) == nil {
+		m.MemoryGiB = int(uint64(sys.Totalram) * uint64(sys.Unit) >> 30)
+	}
+	var name unix.Utsname
+	if unix.Uname(&name) == nil {
+		m.Kernel = unix.ByteSliceToString(name.Release[:])
+	}
+	return m
+}
+
+// cpuModel finds the model in /proc/cpuinfo, whose fields differ between architectures.
+func cpuModel(info string) string {
+	for _, field := range []string{"model name", "Hardware", "CPU part"} {
+		for line := range strings.Lines(info) {
+			if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == field {
+				return strings.TrimSpace(value)
+			}
+		}
+	}
+	return "unknown"
+}
+
+// cpuTime is the user and system time that this process has used, in seconds.
+func cpuTime() float64 {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
+}

@@ -1,0 +1,76 @@
+package bench
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestOrderUsesEveryBlockOnce(t *testing.T) {
+	const slots = 1000
+	o := newOrder(slots, 7)
+	seenSrc, seenDst := make([]int, slots), make([]int, slots)
+	err := o.runs(slots-10, slots, 64, func(src, dst []uint32) error { // starts near the end, so that it wraps
+		if len(src) == 0 || len(src) > 64 || len(src) != len(dst) {
+			t.Fatalf("run of %d and %d blocks", len(src), len(dst))
+		}
+		for i := range src {
+			seenSrc[src[i]]++
+			seenDst[dst[i]]++
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, seen := range [][]int{seenSrc, seenDst} {
+		if slices.Min(seen) != 1 || slices.Max(seen) != 1 {
+			t.Errorf("blocks were used %d .. %d times, want once", slices.Min(seen), slices.Max(seen))
+		}
+	}
+	again := newOrder(slots, 7)
+	if !slices.Equal(o.src, again.src) || !slices.Equal(o.dst, again.dst) {
+		t.Error("the same seed gave another order")
+	}
+	if slices.Equal(o.src, o.dst) || slices.Equal(o.src, newOrder(slots, 8).src) {
+		t.Error("orders that should differ are equal")
+	}
+}
+
+func TestCorruptFindsEveryKindOfFault(t *testing.T) {
+	const size, slots, seed = 64, 16, 3
+	o := newOrder(slots, seed)
+	src := make([]byte, size*slots)
+	stamp(src, size, seed)
+	copied := func() []byte {
+		dst := make([]byte, len(src))
+		c := Config{Size: size, Bytes: size * slots}
+		if err := copyBlocks(dst, src, o, 0, c); err != nil {
+			t.Fatal(err)
+		}
+		return dst
+	}
+	block := func(dst []byte, k int) []byte { return dst[int(o.dst[k])*size:][:size] }
+	for _, tc := range []struct {
+		name  string
+		spoil func(dst []byte)
+		want  uint64
+	}{
+		{"nothing", func([]byte) {}, 0},
+		{"a flipped bit", func(dst []byte) { dst[100] ^= 1 }, 8},
+		{"a block that never came", func(dst []byte) { clear(block(dst, 5)) }, size},
+		{"two swapped blocks", func(dst []byte) {
+			a, b := block(dst, 2), block(dst, 9)
+			for i := range a {
+				a[i], b[i] = b[i], a[i]
+			}
+		}, 2 * size},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			dst := copied()
+			tc.spoil(dst)
+			if got := o.corrupt(dst, size, seed, slots); got != tc.want {
+				t.Errorf("got %d corrupt bytes, want %d", got, tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hawser-project/hawser/kv/simllm"
+)
+
+type demoCmd struct {
+	Requests int `default:"32" help:"Requests per network (default: ${default})."`
+}
+
+type demoResult struct {
+	OK      bool            `json:"ok"`
+	Seconds float64         `json:"seconds"`
+	Replays []*replayReport `json:"replays"`
+}
+
+// demoPool holds several of the prompts and is made in a moment.
+const demoPool = 256 << 20
+
+// demoSpeed replays the seconds between two conversations in a fraction of them.
+const demoSpeed = 6
+
+// Run replays over every built-in network and prints one verdict.
+func (c *demoCmd) Run(ctx context.Context, u *ui) error {
+	began := time.Now()
+	var d demoResult
+	var faults []error
+	u.printf("Two processes: a prefiller that computes %d prompts of a generated trace and sends their KV pages, layer by layer, and a\n"+
+		"decoder that checks every byte. One request is cancelled under way.\n", c.Requests)
+	for _, network := range []string{"shm", "tcp"} {
+		replay := replayCmd{
+			kvFlags:     kvFlags{Geometry: "mini", Scale: 1, Provider: network, Pool: demoPool},
+			decodeFlags: decodeFlags{Requests: c.Requests, CancelN: 1, Seed: 1, Speed: demoSpeed, TokenTime: simllm.DefaultTokenTime, Verify: simllm.VerifyAll},
+			Rails:       railPair{1, 1},
+		}
+		r, err := replay.replay(ctx, u)
+		if err != nil {
+			return fmt.Errorf("demo over %s: %w", network, err)
+		}
+		d.Replays = append(d.Replays, r)
+		printReport(u, "over "+network, r)
+		if err := r.verdict(false); err != nil {
+			faults = append(faults, fmt.Errorf("over %s: %w", network, err))
+		}
+		if r.Cancelled != 1 {
+			faults = append(faults, fmt.Errorf("over %s: %d requests were cancelled, want 1", network, r.Cancelled))
+		}
+	}
+	d.Seconds, d.OK = time.Since(began).Seconds(), len(faults) == 0
+	if d.OK {
+		u.printf("demo: %s in %.0f s\n", d.summary(), d.Seconds)
+	}
+	return errors.Join(append(faults, u.result(d))...)
+}
+
+func (d *demoResult) summary() string {
+	verified, cancelled, bytes := 0, 0, uint64(0)
+	for _, r := range d.Replays {
+		verified += r.VerifiedRequests
+		cancelled += r.Cancelled
+		bytes += r.Bytes
+	}
+	return fmt.Sprintf("ok: %d requests verified, %d cancelled, %.1f GB moved over shm and tcp, 0 bytes wrong, 0 pages lost", verified, cancelled, float64(bytes)/1e9)
+}

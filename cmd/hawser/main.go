@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+)
+
+// Exit codes.
+const (
+	exitOK      = 0
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+// cli is the command line. Every command has a Run method, which gets the context, the user interface and what else it asks for.
+type cli struct {
+	JSON string `name:"json" placeholder:"FILE|-" help:"Write the result as JSON to FILE; '-' is standard output, and then nothing else is written there."`
+
+	Demo demoCmd `cmd:"" help:"Replay a generated trace between two processes, over shared memory and over TCP, and check every byte."`
+	KV   struct {
+		Replay  replayCmd  `cmd:"" help:"Start a prefiller and a decoder and replay a trace of requests between them."`
+		Prefill prefillCmd `cmd:"" help:"Serve as a prefiller: print an address, then compute and send KV pages until interrupted."`
+		Decode  decodeCmd  `cmd:"" help:"Replay a trace against the prefiller at an address."`
+	} `cmd:"" name:"kv" help:"Transfer of KV caches between a prefiller and a decoder."`
+	Bench struct {
+		Write   benchWriteCmd `cmd:"" help:"Single writes with an immediate each."`
+		Pages   benchPagesCmd `cmd:"" help:"Paged writes, one immediate per page."`
+		Imm     benchImmCmd   `cmd:"" help:"Writes of 8 bytes with an immediate: latency and rate."`
+		Receive benchPeerCmd  `cmd:"" hidden:""`
+	} `cmd:"" help:"Speed between two processes, against a yardstick in the same run."`
+	Topo    topoCmd    `cmd:"" help:"List the networks that can be used here, and why others cannot."`
+	Version versionCmd `cmd:"" help:"Print the version."`
+}
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+// helpShown carries kong's wish to exit after it has printed help.
+type helpShown struct{ code int }
+
+func run(args []string, stdout, stderr *os.File) (code int) {
+	defer func() {
+		if r := recover(); r != nil {
+			h, ok := r.(helpShown)
+			if !ok {
+				panic(r)
+			}
+			code = h.code
+		}
+	}()
+	var c cli
+	parser, err := kong.New(&c,
+		kong.Name("hawser"),
+		kong.Description("Moves bytes between the machines of LLM systems, point to point."),
+		kong.UsageOnError(),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: false}),
+		kong.Writers(stdout, stderr),
+		kong.Vars{"requests": fmt.Sprint(generatedRequests)},
+		kong.Exit(func(code int) { panic(helpShown{code}) }),
+	)
+	if err != nil {
+		return report(stderr, err)
+	}
+	command, err := parser.Parse(args)
+	if err != nil {
+		return report(stderr, &usageError{fmt.Errorf("%w: see hawser --help", err)})
+	}
+	u, err := newUI(c.JSON, stdout, stderr)
+	if err != nil {
+		return report(stderr, err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	// After the first signal the second one has its default effect: it ends a program that does not stop.
+	defer context.AfterFunc(ctx, stop)()
+	command.BindTo(ctx, (*context.Context)(nil))
+	err = command.Run(u)
+	if ctx.Err() != nil && err != nil {
+		err = errors.New("interrupted")
+	}
+	return report(stderr, errors.Join(err, u.close()))
+}
+
+// usageError is a mistake on the command line that only the command itself could find.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+// report prints an error as one line and returns the exit code.
+func report(w io.Writer, err error) int {
+	if err == nil {
+		return exitOK
+	}
+	fmt.Fprintf(w, "hawser: %s\n", strings.ReplaceAll(explain(err), "\n", "; "))
+	var usage *usageError
+	if errors.As(err, &usage) {
+		return exitUsage
+	}
+	return exitFailure
+}
+
+// explain adds what to do where the error itself cannot know.
+func explain(err error) string {
+	if errors.Is(err, syscall.EMFILE) {
+		return err.Error() + ": raise the limit with ulimit -n"
+	}
+	return err.Error()
+}

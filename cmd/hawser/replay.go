@@ -1,0 +1,293 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hawser-project/hawser/internal/proc"
+	"github.com/hawser-project/hawser/kv/simllm"
+)
+
+type replayCmd struct {
+	kvFlags
+	prefillFlags
+	decodeFlags
+	Rails         railPair      `default:"1,1" placeholder:"A,B" help:"Rails of the prefill side and of the decode side (default: ${default})."`
+	KillPrefiller time.Duration `placeholder:"DUR" help:"Kill the prefiller (SIGKILL) after this time."`
+	StopPrefiller time.Duration `placeholder:"DUR" help:"Stop the prefiller (SIGSTOP) after this time, and let it go on 5 s later."`
+}
+
+const (
+	// stopTime is how long a stopped prefiller stays so: much longer than it takes to be found dead.
+	stopTime = 5 * time.Second
+	// stopGrace is what a child has to close its engine before it is killed.
+	stopGrace = closeTimeout + 2*time.Second
+)
+
+// Run replays and reports.
+func (c *replayCmd) Run(ctx context.Context, u *ui) error {
+	r, err := c.replay(ctx, u)
+	if err != nil {
+		return err
+	}
+	printReport(u, "kv replay", r)
+	return errors.Join(u.result(r), r.verdict(len(r.Faults) > 0))
+}
+
+// replay runs both processes to the end of the trace.
+func (c *replayCmd) replay(ctx context.Context, u *ui) (*replayReport, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	if _, err := c.geometry(); err != nil {
+		return nil, err
+	}
+	if _, err := c.layer(); err != nil {
+		return nil, err
+	}
+	s := &session{cmd: c, ui: u, events: make(chan childEvent)}
+	err := s.run(ctx)
+	s.stop()
+	if err != nil {
+		return nil, err
+	}
+	return s.result()
+}
+
+// session is one replay. Owned by the goroutine that calls run, which joins one goroutine per child that passes its messages on.
+type session struct {
+	cmd             *replayCmd
+	ui              *ui
+	prefill, decode *proc.Child
+	events          chan childEvent
+	report          *simllm.Report
+	prefillReport   *simllm.PrefillReport
+	faults          []injected
+	faultAt         time.Time // of the first fault
+	running         int       // children whose end has not been taken
+	stopped         bool      // the prefiller is stopped by us
+	killed          bool
+	began           time.Time // of the first arrival
+}
+
+// childEvent is a message of a child, or its end.
+type childEvent struct {
+	from *proc.Child
+	msg  proc.Message
+	err  error // io.EOF: it ended well
+}
+
+func (s *session) start(name string, args ...[]string) (*proc.Child, error) {
+	line := []string{"kv", name, "--child"}
+	for _, a := range args {
+		line = append(line, compact(a)...)
+	}
+	c, err := proc.Start(proc.Spec{Name: name, Args: line})
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// compact drops flags without a value.
+func compact(args []string) []string {
+	var kept []string
+	for i := 0; i+1 < len(args); i += 2 {
+		if args[i+1] != "" {
+			kept = append(kept, args[i], args[i+1])
+		}
+	}
+	return kept
+}
+
+// forward passes a child's messages on until its end, which is the last event. It never waits for the receiver for longer than
+// the context.
+func (s *session) forward(ctx context.Context, c *proc.Child) {
+	for {
+		m, err := c.Next(ctx)
+		select {
+		case s.events <- childEvent{c, m, err}:
+		case <-ctx.Done():
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (s *session) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c := s.cmd
+	var err error
+	s.prefill, err = s.start("prefill", c.kvFlags.args(), c.prefillFlags.args(), []string{"--rails", fmt.Sprint(c.Rails.prefill)})
+	if err != nil {
+		return err
+	}
+	m, err := s.prefill.Next(ctx)
+	if errors.Is(err, io.EOF) {
+		err = errEndedEarly
+	}
+	if err != nil {
+		return err
+	}
+	var addr string
+	if err := m.Decode(&addr); err != nil {
+		return err
+	}
+	s.decode, err = s.start("decode", c.kvFlags.args(), c.decodeFlags.args(), []string{"--rails", fmt.Sprint(c.Rails.decode), "--from", addr})
+	if err != nil {
+		return err
+	}
+	var forwarders sync.WaitGroup
+	defer forwarders.Wait()
+	defer cancel()
+	for _, child := range []*proc.Child{s.prefill, s.decode} {
+		s.running++
+		forwarders.Go(func() { s.forward(ctx, child) })
+	}
+	return s.watch(ctx)
+}
+
+// watch follows the two until the decoder has reported and both have ended.
+func (s *session) watch(ctx context.Context) error {
+	var kill, stop, resume, late <-chan time.Time
+	for s.running > 0 {
+		select {
+		case e := <-s.events:
+			first := s.began.IsZero()
+			if err := s.take(e); err != nil {
+				return err
+			}
+			if first && !s.began.IsZero() {
+				kill, stop = s.due(s.cmd.KillPrefiller), s.due(s.cmd.StopPrefiller)
+			}
+			if e.err != nil && e.from == s.decode { // the prefiller's turn to end
+				kill, stop, resume, late = nil, nil, nil, time.After(stopGrace)
+				s.resume()
+				s.prefill.End()
+			}
+		case <-kill:
+			s.killed = true
+			if err := s.inject("kill-prefiller", syscall.SIGKILL); err != nil {
+				return err
+			}
+		case <-stop:
+			s.stopped = true
+			resume = time.After(stopTime)
+			if err := s.inject("stop-prefiller", syscall.SIGSTOP); err != nil {
+				return err
+			}
+		case <-resume:
+			s.resume()
+		case <-late:
+			return fmt.Errorf("the prefiller did not end within %v", stopGrace)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// due is a time after the begin of the replay, never for 0. The begin is known from the decoder's first progress, so that a very early
+// time comes late.
+func (s *session) due(d time.Duration) <-chan time.Time {
+	if d <= 0 {
+		return nil
+	}
+	return time.After(time.Until(s.began.Add(d)))
+}
+
+func (s *session) inject(kind string, sig syscall.Signal) error {
+	at := time.Now()
+	if err := s.prefill.Signal(sig); err != nil {
+		return fmt.Errorf("%s: %w", kind, err)
+	}
+	if len(s.faults) == 0 {
+		s.faultAt = at
+	}
+	s.faults = append(s.faults, injected{Kind: kind, At: at.Sub(s.began).Seconds()})
+	return nil
+}
+
+func (s *session) resume() {
+	if s.stopped {
+		s.stopped = false
+		_ = s.prefill.Signal(syscall.SIGCONT) // it may have been killed meanwhile
+	}
+}
+
+// take handles one event.
+func (s *session) take(e childEvent) error {
+	if e.err != nil {
+		s.running--
+		switch {
+		case e.from == s.prefill && s.killed:
+			return nil
+		case !errors.Is(e.err, io.EOF):
+			return e.err
+		case e.from == s.decode && s.report == nil, e.from == s.prefill && s.prefillReport == nil:
+			return errEndedEarly
+		}
+		return nil
+	}
+	switch {
+	case e.msg.Kind == msgProgress:
+		var p simllm.DecodeProgress
+		if err := e.msg.Decode(&p); err != nil {
+			return err
+		}
+		if s.began.IsZero() {
+			s.began = time.Now().Add(-p.Elapsed)
+		}
+		showProgress(s.ui, "kv replay", p)
+	case e.msg.Kind == msgReport && e.from == s.decode:
+		s.report = new(simllm.Report)
+		return e.msg.Decode(s.report)
+	case e.msg.Kind == msgReport:
+		s.prefillReport = new(simllm.PrefillReport)
+		return e.msg.Decode(s.prefillReport)
+	}
+	return nil
+}
+
+var errEndedEarly = errors.New("a child process ended without a report")
+
+// stop ends what still runs: the decoder first, so that it sees no dead peer.
+func (s *session) stop() {
+	s.resume()
+	if s.decode != nil {
+		_ = s.decode.Stop(stopGrace)
+	}
+	if s.prefill != nil {
+		_ = s.prefill.Stop(stopGrace)
+	}
+}
+
+// result puts the report together. Both processes have ended.
+func (s *session) result() (*replayReport, error) {
+	r := newReport(*s.report, &s.cmd.kvFlags, s.cmd.Rails)
+	r.Faults, r.Prefill = s.faults, s.prefillReport
+	if r.Prefill != nil {
+		r.LeakedPages += r.Prefill.LeakedPages
+	}
+	var cpu time.Duration
+	for _, c := range []*proc.Child{s.prefill, s.decode} {
+		r.RSSMB = max(r.RSSMB, float64(c.MaxRSS())/1e6)
+		cpu += c.CPU()
+	}
+	if r.Bytes > 0 {
+		r.CPUPerGiB = cpu.Seconds() / (float64(r.Bytes) / (1 << 30))
+	}
+	if len(s.faults) > 0 && !r.SetKill(s.faultAt) {
+		return nil, fmt.Errorf("replay: the decoder never noticed the %s after %.1f s: the trace had ended; let it come earlier",
+			s.faults[0].Kind, s.faults[0].At)
+	}
+	return r, nil
+}

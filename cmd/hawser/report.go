@@ -1,0 +1,124 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/hawser-project/hawser/bench"
+	"github.com/hawser-project/hawser/kv/simllm"
+)
+
+// replayReport is the decoder's report and what only its starter knows.
+type replayReport struct {
+	simllm.Report
+
+	Provider string                `json:"provider"` // empty: the engine chose
+	Rails    string                `json:"rails"`    // prefill side, decode side
+	Scale    float64               `json:"scale"`
+	Prefill  *simllm.PrefillReport `json:"prefill,omitempty"` // absent when the prefiller was killed
+	Faults   []injected            `json:"faults,omitempty"`
+
+	RSSMB     float64       `json:"rss_mb"`        // the largest process, 10^6 bytes
+	CPUPerGiB float64       `json:"cpu_s_per_gib"` // of both processes, content and checks included
+	Machine   bench.Machine `json:"machine"`
+	Revision  string        `json:"revision"`
+	Command   []string      `json:"command"`
+}
+
+// injected is a fault that was asked for.
+type injected struct {
+	Kind string  `json:"kind"` // "kill-prefiller", "stop-prefiller"
+	At   float64 `json:"at_s"` // after the decoder started
+}
+
+func newReport(r simllm.Report, f *kvFlags, rails railPair) *replayReport {
+	full := &replayReport{
+		Report: r, Provider: f.Provider, Rails: fmt.Sprintf("%d,%d", rails.prefill, rails.decode), Scale: f.Scale,
+		Machine: bench.ThisMachine(), Revision: thisVersion().Revision, Command: os.Args,
+	}
+	if rails.prefill == 0 {
+		full.Rails = fmt.Sprint(rails.decode)
+	}
+	return full
+}
+
+// verdict says what is wrong with a replay, nil when nothing is. Requests may fail only when a fault was injected.
+func (r *replayReport) verdict(fault bool) error {
+	var faults []string
+	wrong := func(bad bool, format string, args ...any) {
+		if bad {
+			faults = append(faults, fmt.Sprintf(format, args...))
+		}
+	}
+	wrong(r.CorruptBytes > 0, "%d corrupt bytes", r.CorruptBytes)
+	wrong(r.LeakedPages > 0, "%d leaked pages", r.LeakedPages)
+	wrong(r.QuarantinedPages > 0, "%d pages still quarantined", r.QuarantinedPages)
+	wrong(r.Failed > 0 && !fault, "%d requests failed (%s)", r.Failed, causes(r.Causes))
+	if r.Verify != string(simllm.VerifyOff) {
+		missing := r.Requests - r.VerifiedRequests - r.Failed - r.Cancelled
+		wrong(missing != 0, "%d requests are neither verified, failed nor cancelled", missing)
+	}
+	if len(faults) == 0 {
+		return nil
+	}
+	var errs []error
+	for _, f := range faults {
+		errs = append(errs, errors.New(f))
+	}
+	return fmt.Errorf("replay: %w", errors.Join(errs...))
+}
+
+func causes(m map[string]int) string {
+	text := ""
+	for _, cause := range slices.Sorted(maps.Keys(m)) {
+		if text != "" {
+			text += ", "
+		}
+		text += fmt.Sprintf("%d: %s", m[cause], cause)
+	}
+	return text
+}
+
+// printReport prints the report as a table of two columns.
+func printReport(u *ui, title string, r *replayReport) {
+	row := func(name, format string, args ...any) []string { return []string{name, fmt.Sprintf(format, args...)} }
+	network := r.Provider
+	if network == "" {
+		network = "the engine's choice"
+	}
+	rows := [][]string{
+		row("geometry, pool", "%s, %s", r.Geometry, size(r.PoolBytes)),
+		row("network, rails", "%s, %s", network, r.Rails),
+		row("requests", "%d: %d verified, %d failed, %d cancelled", r.Requests, r.VerifiedRequests, r.Failed, r.Cancelled),
+	}
+	for _, cause := range slices.Sorted(maps.Keys(r.Causes)) {
+		rows = append(rows, row("  failed", "%d: %s", r.Causes[cause], cause))
+	}
+	rows = append(rows,
+		row("corrupt bytes", "%d (verify: %s)", r.CorruptBytes, r.Verify),
+		row("pages leaked, quarantined", "%d, %d", r.LeakedPages, r.QuarantinedPages),
+		row("moved", "%.2f GB in %.1f s, %.3f GB/s", float64(r.Bytes)/1e9, r.Wall, r.GBPerS),
+		row("time to first token", "p50 %.1f ms, p99 %.1f ms", r.TTFTp50, r.TTFTp99),
+		row("  of it, p50", "queue %.1f ms, compute %.1f ms, exposed transfer %.2f ms", r.TTFTQueueP50, r.TTFTComputeP50, r.TTFTExposedP50),
+		row("last layer to ready", "p50 %.0f us, p99 %.0f us", r.ExposedP50, r.ExposedP99),
+	)
+	if r.Cancelled > 0 {
+		rows = append(rows, row("cancel to pages free", "p99 %.2f ms", r.CancelP99))
+	}
+	for _, f := range r.Faults {
+		rows = append(rows, row(f.Kind, "at %.1f s; the decoder knew after %.1f ms", f.At, r.PeerDeath))
+	}
+	if r.FillBound > fillBoundShown {
+		rows = append(rows, row("fill-bound", "%.0f%% of the layers: making their content took longer than their compute time", r.FillBound*100))
+	}
+	if r.RSSMB > 0 {
+		rows = append(rows, row("largest process, CPU", "%.0f MB, %.2f CPU s/GiB", r.RSSMB, r.CPUPerGiB))
+	}
+	u.table(title, []string{"", ""}, rows)
+}
+
+// fillBoundShown is the share of layers from which it matters that content was slow.
+const fillBoundShown = 0.01

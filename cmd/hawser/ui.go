@@ -1,0 +1,153 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+	"golang.org/x/sys/unix"
+)
+
+// ui is where a command's output goes. Owned by the goroutine that runs the command.
+type ui struct {
+	out    io.Writer // for people
+	status *status
+	json   io.Writer // nil without --json
+	file   *os.File  // to close, nil for standard output
+}
+
+// newUI opens the JSON file before the work begins, so that a wrong path costs nothing.
+func newUI(target string, stdout, stderr *os.File) (*ui, error) {
+	u := &ui{out: stdout, status: newStatus(stderr)}
+	switch target {
+	case "":
+	case "-":
+		u.out, u.json = stderr, stdout
+	default:
+		f, err := os.Create(target)
+		if err != nil {
+			return nil, &usageError{fmt.Errorf("--json: %w", err)}
+		}
+		u.json, u.file = f, f
+	}
+	return u, nil
+}
+
+func (u *ui) close() error {
+	u.status.clear()
+	if u.file == nil {
+		return nil
+	}
+	return u.file.Close()
+}
+
+func (u *ui) printf(format string, args ...any) {
+	u.status.clear()
+	fmt.Fprintf(u.out, format, args...)
+}
+
+// result writes the JSON form of a result, if it is wanted.
+func (u *ui) result(v any) error {
+	if u.json == nil {
+		return nil
+	}
+	e := json.NewEncoder(u.json)
+	e.SetIndent("", "  ")
+	if err := e.Encode(v); err != nil {
+		return fmt.Errorf("--json: %w", err)
+	}
+	return nil
+}
+
+// line writes v as one line of JSON, for output that a program reads while the command runs.
+func (u *ui) line(v any) error {
+	if u.json == nil {
+		return nil
+	}
+	if err := json.NewEncoder(u.json).Encode(v); err != nil {
+		return fmt.Errorf("--json: %w", err)
+	}
+	return nil
+}
+
+// table prints rows under a header, unless all of its cells are empty; columns that hold numbers only are set to the right.
+func (u *ui) table(title string, header []string, rows [][]string) {
+	t := table.NewWriter()
+	t.SetStyle(table.StyleLight)
+	t.Style().Format.Header = text.FormatDefault
+	t.Style().Title.Format = text.FormatDefault
+	t.Style().Options.SeparateRows = false
+	if title != "" {
+		t.SetTitle("%s", title)
+	}
+	head := make(table.Row, len(header))
+	var columns []table.ColumnConfig
+	for i, h := range header {
+		head[i] = h
+		if i > 0 && numeric(rows, i) {
+			columns = append(columns, table.ColumnConfig{Number: i + 1, Align: text.AlignRight, AlignHeader: text.AlignRight})
+		}
+	}
+	if strings.Join(header, "") != "" {
+		t.AppendHeader(head)
+	}
+	t.SetColumnConfigs(columns)
+	for _, r := range rows {
+		row := make(table.Row, len(r))
+		for i, cell := range r {
+			row[i] = cell
+		}
+		t.AppendRow(row)
+	}
+	u.printf("%s\n", t.Render())
+}
+
+func numeric(rows [][]string, column int) bool {
+	for _, r := range rows {
+		if column < len(r) && r[column] != "" && !strings.ContainsAny(r[column][:1], "0123456789-+.") {
+			return false
+		}
+	}
+	return true
+}
+
+// statusGap is how often progress is told where it cannot be overwritten.
+const statusGap = 5 * time.Second
+
+// status is the progress of long work: one line that is overwritten on a terminal, a line every statusGap elsewhere.
+type status struct {
+	w     io.Writer
+	tty   bool
+	shown bool      // a line stands on the terminal
+	next  time.Time // of the next line elsewhere
+}
+
+func newStatus(f *os.File) *status {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return &status{w: f, tty: err == nil, next: time.Now().Add(statusGap)}
+}
+
+func (s *status) show(format string, args ...any) {
+	line := fmt.Sprintf(format, args...)
+	if s.tty {
+		fmt.Fprintf(s.w, "\r\x1b[K%s", line)
+		s.shown = true
+		return
+	}
+	if now := time.Now(); now.After(s.next) {
+		fmt.Fprintln(s.w, line)
+		s.next = now.Add(statusGap)
+	}
+}
+
+func (s *status) clear() {
+	if s.shown {
+		fmt.Fprint(s.w, "\r\x1b[K")
+		s.shown = false
+	}
+}

@@ -1,0 +1,347 @@
+package hawser
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-project/hawser/internal/host"
+	"github.com/hawser-project/hawser/internal/wire"
+)
+
+// listen opens the control listeners: an abstract unix socket for this host, and TCP.
+func (e *Engine) listen(ctx context.Context) error {
+	var b [16]byte
+	_, _ = rand.Read(b[:])
+	name := "hawser-" + hex.EncodeToString(b[:])
+	var lc net.ListenConfig
+	ul, err := lc.Listen(ctx, "unix", "@"+name)
+	if err != nil {
+		return fmt.Errorf("control socket: %w", err)
+	}
+	e.addListener(ul)
+	tl, err := lc.Listen(ctx, "tcp", e.opts.Listen)
+	if err != nil {
+		if errors.Is(err, unix.EADDRINUSE) {
+			return fmt.Errorf("listen %s: %w: another process has this port: choose another one, or port 0", e.opts.Listen, ErrBusy)
+		}
+		return fmt.Errorf("listen %s: %w", e.opts.Listen, err)
+	}
+	e.addListener(tl)
+	e.addr = wire.Addr{ID: e.id, Host: hostKey(), Unix: name, Listen: e.opts.Advertise}
+	if len(e.addr.Listen) == 0 {
+		e.addr.Listen = advertise(tl.Addr())
+	}
+	for _, l := range e.listeners {
+		e.wg.Go(func() { e.accept(l) })
+	}
+	return nil
+}
+
+func (e *Engine) addListener(l net.Listener) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.listeners = append(e.listeners, l)
+}
+
+// hostKey is equal for processes that can use each other's unix sockets.
+func hostKey() string { return fmt.Sprintf("%s uid %d", host.ID(), os.Getuid()) }
+
+// advertise is where a listener can be dialed. An unspecified address is not an address: the interfaces' are.
+func advertise(a net.Addr) []string {
+	ap, err := netip.ParseAddrPort(a.String())
+	if err != nil || !ap.Addr().IsUnspecified() {
+		return []string{a.String()}
+	}
+	var out []string
+	addrs, _ := net.InterfaceAddrs() // no interfaces, no addresses
+	for _, ia := range addrs {
+		p, err := netip.ParsePrefix(ia.String())
+		if err != nil || p.Addr().IsLoopback() || p.Addr().IsLinkLocalUnicast() || len(out) == maxAdvertise {
+			continue
+		}
+		out = append(out, netip.AddrPortFrom(p.Addr().Unmap(), ap.Port()).String())
+	}
+	return append(out, netip.AddrPortFrom(netip.IPv6Loopback(), ap.Port()).String(), netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), ap.Port()).String())
+}
+
+// maxAdvertise keeps an address short on hosts with very many interfaces.
+const maxAdvertise = 8
+
+// accept serves one listener until it is closed.
+func (e *Engine) accept(l net.Listener) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			if e.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			e.opts.Log.Warn("accept", "err", err) // out of descriptors, most likely
+			select {
+			case <-time.After(acceptPause):
+				continue
+			case <-e.ctx.Done():
+				return
+			}
+		}
+		if err := checkUser(conn); err != nil {
+			e.opts.Log.Warn("connection refused", "err", err)
+			_ = conn.Close()
+			continue
+		}
+		select {
+		case e.handshakes <- struct{}{}:
+			e.wg.Go(func() {
+				defer func() { <-e.handshakes }()
+				stop := context.AfterFunc(e.ctx, func() { _ = conn.SetDeadline(time.Now()) })
+				defer stop()
+				e.serve(conn)
+			})
+		default:
+			e.opts.Log.Warn("connection refused", "from", conn.RemoteAddr().String(), "err", "too many handshakes at once")
+			_ = conn.Close()
+		}
+	}
+}
+
+// acceptPause keeps a listener that cannot accept from spinning.
+const acceptPause = 50 * time.Millisecond
+
+// checkUser refuses processes of other users on the unix socket. TCP says nothing about users; the cluster key does.
+func checkUser(conn net.Conn) error {
+	uc, ok := conn.(*net.UnixConn)
+	if !ok {
+		return nil
+	}
+	raw, err := uc.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	var cerr error
+	if err := raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return err
+	}
+	if cerr != nil {
+		return fmt.Errorf("read peer credentials: %w", cerr)
+	}
+	if int(cred.Uid) != os.Geteuid() {
+		return fmt.Errorf("process %d of user %d: %w: this engine serves user %d", cred.Pid, cred.Uid, ErrAccess, os.Geteuid())
+	}
+	return nil
+}
+
+// dial is one attempt to connect, shared by everybody who wants the same peer.
+type dial struct {
+	id   ID            // zero when only an endpoint is known
+	done chan struct{} // closed when peer and err are set
+	peer *Peer
+	err  error
+}
+
+// Connect connects to the engine at addr: what its Addr returned, or host:port of its control listener. It returns at once when
+// the peer is up. Callers that want the same peer share one attempt.
+func (e *Engine) Connect(ctx context.Context, addr string) (*Peer, error) {
+	var id ID
+	if wire.IsAddr(addr) {
+		a, err := wire.ParseAddr(addr)
+		if err != nil {
+			return nil, fmt.Errorf("connect: %w: %w", ErrInvalid, err)
+		}
+		id = a.ID
+	} else if _, _, err := net.SplitHostPort(addr); err != nil {
+		return nil, fmt.Errorf("connect %q: %w: neither an engine's address nor host:port: %w", addr, ErrInvalid, err)
+	}
+	p, err := e.connect(ctx, id, addr)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	return p, nil
+}
+
+func (e *Engine) connect(ctx context.Context, id ID, addr string) (*Peer, error) {
+	if id == e.id {
+		return nil, fmt.Errorf("%w: that is this engine itself", ErrInvalid)
+	}
+	key := addr
+	if id != (ID{}) {
+		key = string(id[:])
+		if p := e.peer(id); p.Up() {
+			return p, nil
+		}
+	}
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil, fmt.Errorf("engine: %w", ErrClosed)
+	}
+	d := e.dials[key]
+	if d == nil {
+		d = &dial{id: id, done: make(chan struct{})}
+		e.dials[key] = d
+		e.wg.Go(func() {
+			d.peer, d.err = e.dialPeer(id, addr)
+			e.mu.Lock()
+			delete(e.dials, key)
+			e.mu.Unlock()
+			close(d.done)
+		})
+	}
+	e.mu.Unlock()
+	select {
+	case <-d.done:
+		return d.peer, d.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// dialing reports whether we are dialing an identity.
+func (e *Engine) dialing(id ID) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.dials[string(id[:])] != nil
+}
+
+// dialPeer makes one attempt, however many endpoints that takes.
+func (e *Engine) dialPeer(id ID, addr string) (*Peer, error) {
+	ctx, cancel := context.WithTimeout(e.ctx, handshakeTime)
+	defer cancel()
+	ends := []endpoint{{"tcp", addr}}
+	if wire.IsAddr(addr) {
+		a, err := wire.ParseAddr(addr)
+		if err != nil {
+			return nil, err
+		}
+		ends = endpoints(a)
+	}
+	var errs []error
+	for _, end := range ends {
+		p, err := e.dialEndpoint(ctx, end, id)
+		if err == nil {
+			return p, nil
+		}
+		errs = append(errs, fmt.Errorf("%s %s: %w", end.network, end.addr, err))
+		var r *refusal
+		if errors.As(err, &r) || ctx.Err() != nil {
+			break // it was reached, and its other endpoints will say the same
+		}
+	}
+	err := errors.Join(errs...)
+	if !errors.Is(err, ErrRefused) && !errors.Is(err, ErrPeerDown) {
+		err = fmt.Errorf("%w: %w", ErrPeerDown, err)
+	}
+	return nil, err
+}
+
+type endpoint struct{ network, addr string }
+
+// endpoints lists how to reach an engine: the unix socket first, when it is on this host.
+func endpoints(a *wire.Addr) []endpoint {
+	var out []endpoint
+	if a.Unix != "" && a.Host == hostKey() {
+		out = append(out, endpoint{"unix", "@" + a.Unix})
+	}
+	for _, l := range a.Listen {
+		out = append(out, endpoint{"tcp", l})
+	}
+	return out
+}
+
+func (e *Engine) dialEndpoint(ctx context.Context, end endpoint, id ID) (*Peer, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, end.network, end.addr)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkUser(conn); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	deadline, _ := ctx.Deadline()
+	_ = conn.SetDeadline(deadline)
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
+	defer stop()
+	s, err := e.greet(ctx, conn, id)
+	if err == nil {
+		return s.peer, nil
+	}
+	_ = conn.Close()
+	var r *refusal
+	if errors.As(err, &r) && r.code == wire.RefuseDuplicate {
+		return e.awaitPeer(ctx, id, err)
+	}
+	return nil, err
+}
+
+// awaitPeer waits for the connection that was preferred to ours.
+func (e *Engine) awaitPeer(ctx context.Context, id ID, cause error) (*Peer, error) {
+	if id == (ID{}) {
+		return nil, cause
+	}
+	p := e.peer(id)
+	for {
+		changed := p.change()
+		if p.Up() {
+			return p, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w; it did not come up: %w", cause, context.Cause(ctx))
+		}
+	}
+}
+
+// heartTick is the resolution of liveness.
+const heartTick = 100 * time.Millisecond
+
+// heart sends beats and finds peers that have fallen silent. It counts its own ticks instead of reading the clock: when this
+// process was stopped, or starved, no ticks passed, and nobody is blamed for the silence.
+func (e *Engine) heart() {
+	tick := time.NewTicker(heartTick)
+	defer tick.Stop()
+	limit := int32(e.opts.PeerTimeout / heartTick)
+	beat := int(min(beatInterval, e.opts.PeerTimeout/4) / heartTick)
+	for n := 0; ; n++ {
+		select {
+		case <-tick.C:
+		case <-e.ctx.Done():
+			return
+		}
+		for _, s := range e.sessions() {
+			switch s.state.Load() {
+			case stateUp:
+				if silent := s.silent.Add(1); silent > limit {
+					s.fail(ErrPeerDown, fmt.Errorf("silent for %v", time.Duration(silent-1)*heartTick))
+				} else if n%max(beat, 1) == 0 {
+					s.send(wire.TypeBeat, 0, nil)
+				}
+			case stateDown:
+				if n%int(time.Second/heartTick) == 0 {
+					s.retryFence()
+				}
+			}
+		}
+	}
+}
+
+func (e *Engine) sessions() []*session {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	out := make([]*session, 0, len(e.peers))
+	for _, p := range e.peers {
+		if s := p.cur.Load(); s != nil {
+			out = append(out, s)
+		}
+	}
+	return out
+}

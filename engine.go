@@ -1,0 +1,212 @@
+package hawser
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hawser-project/hawser/internal/imm"
+	"github.com/hawser-project/hawser/internal/ring"
+	"github.com/hawser-project/hawser/internal/wire"
+	"github.com/hawser-project/hawser/provider"
+)
+
+// ID is the identity of an engine: random, new for each Open, so that a restarted process is another peer.
+type ID [16]byte
+
+func (id ID) String() string { return hex.EncodeToString(id[:]) }
+
+// Engine owns the devices, the memory and the peers of a process.
+//
+// Goroutines: one worker per device, one dispatcher, one for callbacks, one heart, one per listener, and two per peer. Close
+// joins them all.
+type Engine struct {
+	opts   Options
+	id     ID
+	addr   wire.Addr
+	secret [32]byte // signs descriptors
+
+	rails  []provider.Device // as opened
+	worker *worker
+	notes  *dispatcher
+	calls  *callbacks
+	imms   *imm.Table
+	inbox  *inbox
+
+	ops      *ring.Queue[*op] // free ones
+	inflight atomic.Int64     // operations from takeOp to dropOp
+	serial   atomic.Uint64    // of descriptors; see Peer.fencedSerial
+	closing  atomic.Bool
+	done     chan struct{}  // closed when the engine is closed: ends all waits
+	wg       sync.WaitGroup // listeners, handshakes, sessions, heart
+	ctx      context.Context
+	cancel   context.CancelFunc
+
+	counterMu sync.Mutex // guards imm.Counter.Owner
+
+	mu         sync.Mutex
+	regions    map[uint64]*Region
+	nextRegion uint64
+	peers      map[ID]*Peer
+	dials      map[string]*dial
+	observers  map[int]func(PeerEvent)
+	nextObs    int
+	closed     bool
+	listeners  []net.Listener
+	handshakes chan struct{} // one token for each handshake that is under way
+}
+
+// Open opens the rails and starts serving peers. It fails when no rail can be opened, and when a rail that Options.Rails lists
+// cannot.
+func Open(ctx context.Context, o Options) (*Engine, error) {
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("open: %w", err)
+	}
+	e := &Engine{
+		opts: o, imms: imm.NewTable(), ops: ring.NewQueue[*op](poolSize), done: make(chan struct{}),
+		regions: map[uint64]*Region{}, peers: map[ID]*Peer{}, dials: map[string]*dial{}, observers: map[int]func(PeerEvent){},
+		handshakes: make(chan struct{}, maxHandshakes),
+	}
+	_, _ = rand.Read(e.id[:]) // never fails (crypto/rand)
+	_, _ = rand.Read(e.secret[:])
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	if err := e.bringUp(ctx); err != nil {
+		return nil, fmt.Errorf("open: %w", errors.Join(err, e.Close(ctx)))
+	}
+	return e, nil
+}
+
+// poolSize is how many idle operations are kept.
+const poolSize = 8192
+
+// bringUp brings up everything that Close takes down, in the order in which things need each other.
+func (e *Engine) bringUp(ctx context.Context) (err error) {
+	if e.notes, err = newDispatcher(); err != nil {
+		return err
+	}
+	e.calls = newCallbacks()
+	if err := e.openRails(ctx); err != nil {
+		return err
+	}
+	if err := e.listen(ctx); err != nil {
+		return err
+	}
+	e.wg.Go(e.heart)
+	return nil
+}
+
+// Addr is where this engine can be reached: opaque and printable. Give it to peers by any means.
+func (e *Engine) Addr() string { return e.addr.String() }
+
+// ID is the identity of this engine.
+func (e *Engine) ID() ID { return e.id }
+
+// Close drains what is in flight until ctx ends, tells the peers, and frees everything, whatever happens on the way. What is in
+// flight when ctx ends fails with ErrClosed. Regions and remotes must not be used afterwards. It is safe to call twice.
+func (e *Engine) Close(ctx context.Context) error {
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		<-e.done
+		return nil
+	}
+	e.closed = true
+	e.mu.Unlock()
+	e.closing.Store(true)
+	e.drain(ctx)
+
+	e.cancel()
+	e.mu.Lock()
+	for _, l := range e.listeners {
+		_ = l.Close()
+	}
+	peers := make([]*Peer, 0, len(e.peers))
+	for _, p := range e.peers {
+		peers = append(peers, p)
+	}
+	e.mu.Unlock()
+	for _, p := range peers {
+		p.leave()
+	}
+	e.wg.Wait()
+	err := e.release()
+	if e.calls != nil {
+		e.calls.stop()
+	}
+	close(e.done)
+	e.imms.Each(func(c *imm.Counter) {
+		if owner, ok := c.Owner.(*Counter); ok {
+			owner.abandon()
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("close: %w", err)
+	}
+	return nil
+}
+
+// drain waits until no operation is in flight.
+func (e *Engine) drain(ctx context.Context) {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for e.inflight.Load() > 0 {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// release ends the worker, then frees the memory: nothing can reach it any more.
+func (e *Engine) release() error {
+	var errs []error
+	if e.worker != nil {
+		errs = append(errs, e.worker.stop())
+	}
+	if e.notes != nil {
+		e.notes.stop()
+	}
+	if e.worker != nil {
+		errs = append(errs, e.worker.parker.Close())
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for id, r := range e.regions {
+		r.closed.Store(true)
+		errs = append(errs, r.span.Free())
+		delete(e.regions, id)
+	}
+	return errors.Join(errs...)
+}
+
+func (e *Engine) addRegion(r *Region) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return false
+	}
+	e.nextRegion++
+	r.id = e.nextRegion
+	e.regions[r.id] = r
+	return true
+}
+
+func (e *Engine) dropRegion(r *Region) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.regions, r.id)
+}
+
+func (e *Engine) region(id uint64) *Region {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.regions[id]
+}

@@ -1,0 +1,66 @@
+package hawser
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/hawser-project/hawser/mem"
+	"github.com/hawser-project/hawser/provider"
+)
+
+// Errors to branch on with errors.Is. They come wrapped with the call and the object.
+var (
+	// ErrClosed: the engine, or the object, is closed.
+	ErrClosed = provider.ErrClosed
+	// ErrUnavailable: a network cannot be used here; the text says what is missing.
+	ErrUnavailable = provider.ErrUnavailable
+	// ErrUnsupported: the network of this peer cannot do that.
+	ErrUnsupported = provider.ErrUnsupported
+	// ErrInvalid: an argument is wrong; the text names it and its bounds.
+	ErrInvalid = provider.ErrInvalid
+	// ErrBusy: something is still in use.
+	ErrBusy = provider.ErrBusy
+	// ErrLimit: a limit is reached; the text names it.
+	ErrLimit = provider.ErrLimit
+	// ErrStale: the object belongs to a session, a region or an identity that has ended.
+	ErrStale = provider.ErrStale
+	// ErrMemory: the machine does not have that much memory.
+	ErrMemory = mem.ErrMemory
+	// ErrPeerDown: the peer died, closed, or was silent for too long.
+	ErrPeerDown = errors.New("peer is down")
+	// ErrAccess: the owner of the memory refused: forged descriptor, missing right, range outside of it.
+	ErrAccess = errors.New("access refused")
+	// ErrRefused: the other side did not accept the connection; the text says which check failed.
+	ErrRefused = errors.New("refused")
+	// ErrUnfenced: bytes of an operation that failed may still land. Fence the writer before the memory is used again.
+	ErrUnfenced = errors.New("not known to be quiet")
+)
+
+// OpError says which operation failed, and at which peer.
+type OpError struct {
+	Op   string // "write", "write pages", "signal", "send"
+	Peer *Peer
+	Err  error
+}
+
+func (e *OpError) Error() string { return fmt.Sprintf("%s to %s: %v", e.Op, e.Peer, e.Err) }
+
+// Unwrap gives access to the sentinels.
+func (e *OpError) Unwrap() error { return e.Err }
+
+// statusError turns the first bad status of an operation into an error.
+func statusError(st provider.Status, cause error) error {
+	switch st {
+	case provider.StatusOK:
+		return nil
+	case provider.StatusAccess:
+		return ErrAccess
+	case provider.StatusFlushed:
+		if cause == nil {
+			cause = ErrPeerDown
+		}
+		// What was in flight may have been placed, or may be placed yet.
+		return fmt.Errorf("%w: its bytes at the peer are %w", cause, ErrUnfenced)
+	}
+	return fmt.Errorf("%w: refused by the network: %s", ErrInvalid, st)
+}

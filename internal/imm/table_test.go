@@ -1,0 +1,162 @@
+package imm
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"testing"
+)
+
+func add(t *testing.T, tab *Table, src *Source, imm uint32) *Counter {
+	t.Helper()
+	c, err := tab.Add(src, imm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestImmNotLostBeforeAsked(t *testing.T) {
+	tab, src := NewTable(), &Source{}
+	for range 3 {
+		add(t, tab, src, 0)
+	}
+	c := tab.Counter(0)
+	if c.Load() != 3 || c.From(src) != 3 {
+		t.Fatalf("count %d, from source %d, want 3 and 3", c.Load(), c.From(src))
+	}
+	if tab.Counter(0) != c {
+		t.Fatal("two counters for one value")
+	}
+}
+
+func TestPartsAddUpPerSource(t *testing.T) {
+	tab := NewTable()
+	sources := make([]*Source, 20)
+	for i := range sources {
+		sources[i] = &Source{}
+		for range i {
+			add(t, tab, sources[i], 7)
+		}
+	}
+	c := tab.Counter(7)
+	sum := uint64(0)
+	for i, s := range sources {
+		if c.From(s) != uint64(i) {
+			t.Fatalf("source %d: %d, want %d", i, c.From(s), i)
+		}
+		sum += c.From(s)
+	}
+	if c.Load() != sum {
+		t.Fatalf("count %d, parts %d", c.Load(), sum)
+	}
+}
+
+func TestThresholdReportsFromThatCountOn(t *testing.T) {
+	tab, src := NewTable(), &Source{}
+	c := tab.Counter(5)
+	c.SetThreshold(3)
+	for i := 1; i <= 4; i++ {
+		if due := add(t, tab, src, 5); (due != nil) != (i >= 3) {
+			t.Fatalf("arrival %d: due %v", i, due != nil)
+		}
+	}
+	c.SetThreshold(math.MaxUint64)
+	if add(t, tab, src, 5) != nil {
+		t.Fatal("reported although nobody waits")
+	}
+}
+
+func TestRemovedValueStartsAtZero(t *testing.T) {
+	tab, src := NewTable(), &Source{}
+	add(t, tab, src, 9)
+	old := tab.Counter(9)
+	tab.Remove(old)
+	tab.Remove(old)
+	add(t, tab, src, 9)
+	if n := tab.Counter(9).Load(); n != 1 || old.Load() != 1 || tab.Len() != 1 {
+		t.Fatalf("after removal: new %d, old %d, counters %d, want 1 each", n, old.Load(), tab.Len())
+	}
+}
+
+func TestOneSourceCannotFillTheTable(t *testing.T) {
+	tab, bad, good := NewTable(), &Source{}, &Source{}
+	for i := range uint32(MaxUnasked) {
+		add(t, tab, bad, i)
+	}
+	if _, err := tab.Add(bad, MaxUnasked); !errors.Is(err, ErrUnasked) {
+		t.Fatalf("value number %d: %v", MaxUnasked+1, err)
+	}
+	add(t, tab, bad, 1) // values that exist go on
+	add(t, tab, good, MaxUnasked+1)
+	tab.Counter(3) // asked for: one place is free again
+	add(t, tab, bad, MaxUnasked+2)
+}
+
+// The table against a plain map, with removals, so that tombstones and rebuilds are crossed many times.
+func TestTableAgreesWithMap(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	tab, src, want := NewTable(), &Source{}, map[uint32]uint64{}
+	for range 200000 {
+		imm := rng.Uint32N(500) * 0x01000193
+		if rng.IntN(4) == 0 {
+			tab.Remove(tab.Counter(imm))
+			delete(want, imm)
+		} else {
+			add(t, tab, src, imm)
+			want[imm]++
+		}
+	}
+	if tab.Len() != len(want) {
+		t.Fatalf("%d counters, want %d", tab.Len(), len(want))
+	}
+	for imm, n := range want {
+		if got := tab.Counter(imm).Load(); got != n {
+			t.Fatalf("value %#x: %d, want %d", imm, got, n)
+		}
+	}
+	seen := 0
+	tab.Each(func(*Counter) { seen++ })
+	if seen != len(want) {
+		t.Fatalf("Each saw %d of %d", seen, len(want))
+	}
+}
+
+func TestWorkersCountTogether(t *testing.T) {
+	tab, shared := NewTable(), &Source{}
+	const workers, values, each = 4, 300, 50
+	own := make([]*Source, workers)
+	var wg sync.WaitGroup
+	for w := range workers {
+		own[w] = &Source{}
+		wg.Go(func() {
+			for i := range each * values {
+				_, _ = tab.Add(shared, uint32(i%values))
+				_, _ = tab.Add(own[w], uint32(i%values))
+			}
+		})
+	}
+	wg.Wait()
+	for v := range uint32(values) {
+		c := tab.Counter(v)
+		if c.Load() != 2*workers*each || c.From(shared) != workers*each || c.From(own[1]) != each {
+			t.Fatalf("value %d: %d, shared %d, own %d", v, c.Load(), c.From(shared), c.From(own[1]))
+		}
+	}
+}
+
+func TestAddAllocatesNothing(t *testing.T) {
+	tab, src := NewTable(), &Source{}
+	add(t, tab, src, 1)
+	if n := testing.AllocsPerRun(100, func() { _, _ = tab.Add(src, 1) }); n != 0 {
+		t.Fatalf("%v allocations an arrival", n)
+	}
+}
+
+func BenchmarkAdd(b *testing.B) {
+	tab, src := NewTable(), &Source{}
+	for b.Loop() {
+		_, _ = tab.Add(src, 77)
+	}
+}

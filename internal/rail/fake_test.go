@@ -1,0 +1,199 @@
+package rail
+
+import (
+	"testing"
+
+	"github.com/hawser-project/hawser/provider"
+)
+
+// fakeDomain accepts WRs and completes them when the test says so.
+type fakeDomain struct {
+	caps    provider.Caps
+	posted  []provider.WR // writes and sends that were accepted and not completed
+	recvs   []provider.WR
+	ready   []provider.Completion
+	offers  int
+	accept  int // WRs that Post accepts at once
+	fenced  []provider.Peer
+	closed  bool
+	regs    int
+	pollErr error
+}
+
+func newFake(depth int) *fakeDomain {
+	return &fakeDomain{accept: 1 << 20, caps: provider.Caps{MaxMsg: 1 << 30, MaxSend: provider.MinMaxSend, PeerDepth: depth, RecvDepth: 4, LinkBits: 1e9}}
+}
+
+func (d *fakeDomain) Caps() provider.Caps { return d.caps }
+func (d *fakeDomain) Register(provider.Memory, provider.Access) (provider.Key, error) {
+	d.regs++
+	return provider.Key{ID: uint64(d.regs), Base: 1000}, nil
+}
+func (d *fakeDomain) Deregister(provider.Key) error { d.regs--; return nil }
+func (d *fakeDomain) Grant(provider.Key, provider.Peer, uint64, uint64) (provider.Key, error) {
+	return provider.Key{ID: 77}, nil
+}
+
+func (d *fakeDomain) Offer() (provider.Peer, provider.Addr, error) {
+	d.offers++
+	return provider.Peer(1<<provider.PeerIndexBits | d.offers), provider.Addr("x"), nil
+}
+
+func (d *fakeDomain) Connect(p provider.Peer, _ provider.Addr, _ bool) error {
+	d.ready = append(d.ready, provider.Completion{Kind: provider.KindPeerUp, Peer: p})
+	return nil
+}
+func (d *fakeDomain) Disconnect(provider.Peer) error { return nil }
+func (d *fakeDomain) Fence(p provider.Peer) error    { d.fenced = append(d.fenced, p); return nil }
+
+func (d *fakeDomain) Post(wrs []provider.WR) (int, error) {
+	n := min(len(wrs), d.accept)
+	for _, wr := range wrs[:n] {
+		if wr.Op == provider.OpRecv {
+			d.recvs = append(d.recvs, wr)
+		} else {
+			d.posted = append(d.posted, wr)
+		}
+	}
+	return n, nil
+}
+
+func (d *fakeDomain) Poll(cs []provider.Completion) (int, error) {
+	n := copy(cs, d.ready)
+	d.ready = d.ready[n:]
+	return n, d.pollErr
+}
+func (d *fakeDomain) Arm() bool    { return len(d.ready) > 0 }
+func (d *fakeDomain) Close() error { d.closed = true; return nil }
+
+// finish completes posted WR i.
+func (d *fakeDomain) finish(i int, st provider.Status) {
+	wr := d.posted[i]
+	d.posted = append(d.posted[:i:i], d.posted[i+1:]...)
+	kind := provider.KindWrite
+	if wr.Op == provider.OpSend {
+		kind = provider.KindSend
+	}
+	d.ready = append(d.ready, provider.Completion{Kind: kind, Token: wr.Token, Peer: wr.Peer, Status: st})
+}
+
+// fakeSink notes what it is told.
+type fakeSink struct {
+	imms     []uint32
+	messages []*Message
+	links    []provider.Kind
+	dead     int
+}
+
+func (s *fakeSink) Imm(_ *Peer, imm uint32)     { s.imms = append(s.imms, imm) }
+func (s *fakeSink) Message(_ *Peer, m *Message) { s.messages = append(s.messages, m) }
+func (s *fakeSink) Dead(int, error)             { s.dead++ }
+func (s *fakeSink) Link(_ *Peer, _ int, kind provider.Kind, _ provider.Status) {
+	s.links = append(s.links, kind)
+}
+
+// ended is a Completer.
+type ended struct {
+	n      int
+	status provider.Status
+}
+
+func (e *ended) Complete(op *Op) { e.n++; e.status = op.Status }
+
+type bench struct {
+	*testing.T
+	g    *Group
+	doms []*fakeDomain
+	sink *fakeSink
+}
+
+func newBench(t *testing.T, doms ...*fakeDomain) *bench {
+	t.Helper()
+	b := &bench{T: t, doms: doms, sink: &fakeSink{}}
+	var ds []provider.Domain
+	for _, d := range doms {
+		ds = append(ds, d)
+	}
+	g, err := New(ds, b.sink, func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.g = g
+	t.Cleanup(func() {
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+// peer makes a peer with one link per rail, all up.
+func (b *bench) peer() *Peer {
+	b.Helper()
+	p := &Peer{}
+	for i := range b.doms {
+		if _, err := b.g.Offer(p, i); err != nil {
+			b.Fatal(err)
+		}
+		if err := b.g.Connect(p, i, nil, true); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.settle()
+	return p
+}
+
+func (b *bench) settle() {
+	for range 100 {
+		if b.g.Step() == 0 {
+			return
+		}
+	}
+	b.Fatal("the group does not come to rest")
+}
+
+func (b *bench) memory() *Memory {
+	m := &Memory{}
+	for i := range b.doms {
+		m.Keys = append(m.Keys, provider.Key{ID: uint64(100 + i), Base: uint64(1000 * (i + 1))})
+	}
+	return m
+}
+
+func (b *bench) remote(p *Peer) *Remote {
+	r := &Remote{Peer: p}
+	for i := range p.links {
+		r.Keys = append(r.Keys, provider.Key{ID: uint64(200 + i), Base: uint64(5000 * (i + 1))})
+	}
+	return r
+}
+
+func (b *bench) write(p *Peer, op Op) *ended {
+	b.Helper()
+	e := &ended{}
+	op.Peer, op.Owner = p, e
+	if op.Kind == Write || op.Kind == Pages {
+		op.Src, op.Dst = b.memory(), b.remote(p)
+	}
+	if !b.g.Submit(&op) {
+		b.Fatal("submit refused")
+	}
+	b.settle()
+	return e
+}
+
+// finishAll completes everything, in reverse order, until nothing new is posted.
+func (b *bench) finishAll() (writes int) {
+	for again := true; again; {
+		again = false
+		for _, d := range b.doms {
+			for len(d.posted) > 0 {
+				again = true
+				writes++
+				d.finish(len(d.posted)-1, provider.StatusOK)
+			}
+		}
+		b.settle()
+	}
+	return writes
+}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+)
+
+// countsEnv names the file that collects the counts of several runs when -counts is not given.
+const countsEnv = "HAWSER_TEST_COUNTS"
+
+func main() {
+	name := flag.String("name", "test", "name of this run in the counts file")
+	counts := flag.String("counts", os.Getenv(countsEnv), "append the counts to `FILE`")
+	total := flag.String("total", "", "add up the counts in `FILE`, print the closing line, and exit")
+	flag.Parse()
+	if *total != "" {
+		os.Exit(printTotal(os.Stdout, *total))
+	}
+	sum, err := run(os.Stdout, flag.Args())
+	if err == nil || sum.ran() {
+		fmt.Printf("%s: %s\n", *name, sum.line())
+	}
+	if err == nil && !sum.ran() {
+		err = errors.New("no test ran")
+	}
+	if *counts != "" {
+		if err != nil && sum.Failed == 0 {
+			sum.Failed = 1 // a run that broke before any test could fail
+		}
+		err = errors.Join(err, appendCounts(*counts, *name, sum))
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "testsum: %s: %v\n", *name, err)
+		os.Exit(1)
+	}
+}
+
+// run executes go test and reads its events. An interrupt reaches go test too, which is in the same process group.
+func run(out io.Writer, args []string) (Summary, error) {
+	signal.Ignore(syscall.SIGINT)
+	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+	cmd.Stderr = os.Stderr
+	events, err := cmd.StdoutPipe()
+	if err != nil {
+		return Summary{}, fmt.Errorf("go test: %w", err)
+	}
+	if err := cmd.Start(); err != nil {
+		return Summary{}, fmt.Errorf("go test: %w", err)
+	}
+	sum, rerr := summarize(events, out)
+	if rerr != nil {
+		_, _ = io.Copy(io.Discard, events) // so that go test can end
+	}
+	if err := cmd.Wait(); err != nil {
+		return sum, errors.Join(rerr, fmt.Errorf("go test: %w", err))
+	}
+	return sum, rerr
+}
+
+func printTotal(out io.Writer, file string) int {
+	sum, err := readCounts(file)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "testsum: %v\n", err)
+		return 1
+	}
+	for _, s := range sum.Skips {
+		fmt.Fprintf(out, "skipped: %s\n", s)
+	}
+	fmt.Fprintln(out, sum.line())
+	if sum.Failed > 0 || sum.Passed == 0 {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,352 @@
+package kv
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hawser-project/hawser"
+)
+
+// This file is the shell around fetchStep: messages, counts, time and the caller go in, effects come out.
+
+// admit dispatches waiting requests, oldest first, as long as there are pages. Needs mu.
+func (d *Decoder) admit() {
+	for len(d.queue) > 0 {
+		p := d.queue[0]
+		if h := d.head(p.link); h.next-h.lowWater >= maxSeqWindow {
+			return
+		}
+		imm, err := d.imms.take()
+		if err != nil {
+			return // goes on when an attempt ends
+		}
+		pages, err := d.cfg.Pool.Reserve(p.n, d.nextSeq)
+		if err != nil {
+			d.imms.put(imm)
+			return // goes on when pages come back
+		}
+		d.queue = d.queue[1:]
+		d.start(p, imm, pages)
+	}
+}
+
+// start dispatches a request that has its pages. Needs mu.
+func (d *Decoder) start(p *Pending, imm uint32, pages []uint32) {
+	now := time.Now()
+	a := &attempt{
+		p: p, link: p.link, seq: d.nextSeq, imm: imm, counter: d.eng.Counter(imm), pages: pages, extents: extentsOf(pages),
+		moved: make(chan struct{}, 1), over: make(chan struct{}), timing: make(chan Timing, 1),
+		step:  fetchStep{expected: d.cfg.Geometry.Writes(p.req.Tokens)},
+		since: now, life: now, repeat: now.Add(repeatFirst), pause: 2 * repeatFirst,
+	}
+	d.nextSeq++
+	p.attempt = a
+	p.result.Stats.Arrived, p.result.Stats.Dispatched = p.arrived, now
+	d.attempts[a.seq] = a
+	a.link.live[a.seq] = a
+	a.link.seqs = append(a.link.seqs, a.seq)
+	d.writing++
+	d.wg.Go(func() { d.watch(a) })
+	d.dispatch(a)
+}
+
+// extentsOf joins physical pages that follow each other.
+func extentsOf(pages []uint32) []extent {
+	var all []extent
+	for i, page := range pages {
+		if n := len(all); n > 0 && all[n-1].physical+all[n-1].n == page {
+			all[n-1].n++
+			continue
+		}
+		all = append(all, extent{logical: uint32(i), physical: page, n: 1})
+	}
+	return all
+}
+
+// dispatch sends Dispatch, in as many parts as the page list needs. Needs mu.
+func (d *Decoder) dispatch(a *attempt) {
+	parts := (len(a.extents) + maxExtents - 1) / maxExtents
+	for part := range parts {
+		first := part * maxExtents
+		d.send(a.link, &dispatch{
+			seq: a.seq, id: a.p.req.ID, imm: a.imm, tokens: a.p.req.Tokens, expected: a.step.expected,
+			parts: parts, part: part, extents: a.extents[first:min(first+maxExtents, len(a.extents))],
+		})
+	}
+}
+
+// watch waits for the count of one attempt, until nothing of it can land any more.
+func (d *Decoder) watch(a *attempt) {
+	for {
+		d.mu.Lock()
+		reached := d.reached(a)
+		d.mu.Unlock()
+		select {
+		case <-reached:
+			d.mu.Lock()
+			d.step(a, fetchEvent{kind: evCount, from: a.counter.From(a.link.peer)})
+			d.mu.Unlock()
+		case <-a.moved:
+		case <-a.over:
+			return
+		case <-d.ctx.Done():
+			return
+		}
+	}
+}
+
+// reached is closed when the count that the attempt awaits is there; nil when it awaits none. Needs mu.
+func (d *Decoder) reached(a *attempt) <-chan struct{} {
+	want := a.step.awaited()
+	if want == 0 {
+		return nil
+	}
+	// Others may have counted on the same value; only this peer's count matters.
+	from := a.counter.From(a.link.peer)
+	return a.counter.Done(a.counter.Load() - from + want)
+}
+
+// step feeds one event to an attempt and carries the effects out. Needs mu.
+func (d *Decoder) step(a *attempt, e fetchEvent) {
+	next, fx, ok := a.step.step(e)
+	if !ok {
+		d.unexpected++
+		d.log.Debug("unexpected event", "attempt", a.seq, "state", a.step.state, "event", e.kind)
+	}
+	before := a.step
+	a.step = next
+	if next.state != before.state {
+		a.since = time.Now()
+		d.log.Debug("attempt", "request", a.p.req.ID, "attempt", a.seq, "from", before.state, "event", e.kind, "to", next.state)
+	}
+	if next.awaited() != before.awaited() {
+		signal(a.moved)
+	}
+	p := a.p
+	if fx&fxReady != 0 {
+		p.result.Pages, p.result.a = a.pages, a
+		p.result.Stats.Ready = a.since
+		p.result.Stats.Writes = next.expected
+		p.result.Stats.Bytes = next.expected * d.cfg.Geometry.Group.PageBytes()
+		close(p.done)
+	}
+	if fx&fxTell != 0 {
+		p.err = &AttemptError{
+			Request: p.req.ID, Attempt: a.seq, Peer: a.link.peer.String(),
+			Arrived: a.counter.From(a.link.peer), Expected: next.expected, Err: next.cause,
+		}
+		close(p.done)
+	}
+	if fx&fxCancel != 0 {
+		a.repeat, a.pause = a.since.Add(cancelFirst), 2*cancelFirst
+		d.send(a.link, &cancel{a.seq, next.cause.Error()})
+	}
+	if fx&fxFence != 0 {
+		d.endLink(a.link, next.cause)
+	}
+	if fx&fxQuarantine != 0 {
+		a.withdrawn = true
+		d.quarantined += len(a.pages)
+	}
+	if fx&fxQuiet != 0 {
+		d.quiet(a)
+	}
+	if fx&fxFree != 0 {
+		delete(d.attempts, a.seq)
+		if err := d.cfg.Pool.Return(a.pages, a.seq); err != nil {
+			d.log.Error("pages are lost", "attempt", a.seq, "err", err) // somebody else returned them: they are free, or another's
+		}
+		d.admit()
+	}
+}
+
+// quiet ends what the attempt holds beside its pages: nothing can land any more. Needs mu.
+func (d *Decoder) quiet(a *attempt) {
+	close(a.over)
+	a.counter.Close()
+	d.imms.put(a.imm)
+	delete(a.link.live, a.seq)
+	a.p.stopWatch()
+	close(a.p.quiet)
+	if a.withdrawn {
+		d.quarantined -= len(a.pages)
+	}
+	if d.writing--; d.writing == 0 {
+		signal(d.idle)
+	}
+}
+
+// drop ends a request that still waits for pages. Needs mu.
+func (d *Decoder) drop(p *Pending, cause error) {
+	d.queue = slices.DeleteFunc(d.queue, func(q *Pending) bool { return q == p })
+	p.stopWatch()
+	p.err = fmt.Errorf("kv: request %s: waiting for %d pages: %w", p.req.ID, p.n, cause)
+	close(p.done)
+	close(p.quiet)
+}
+
+// cancel ends a request for the caller's sake.
+func (d *Decoder) cancel(p *Pending, cause error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p.attempt != nil {
+		d.step(p.attempt, fetchEvent{kind: evCancel, cause: cause})
+		return
+	}
+	if slices.Contains(d.queue, p) {
+		d.drop(p, cause)
+		d.admit() // it may have held up smaller ones
+	}
+}
+
+// receive takes the engine's messages.
+func (d *Decoder) receive() {
+	for {
+		m, err := d.eng.Receive(d.ctx)
+		if err != nil {
+			return // closing: the engine or the Decoder
+		}
+		h, b, err := decode(m.Data)
+		d.mu.Lock()
+		if l := d.peers[m.From]; l == nil {
+			d.unexpected++ // of a link that has ended, or of a stranger
+		} else if err != nil {
+			d.endLink(l, err)
+		} else if h.epoch == l.epoch {
+			d.handle(l, b)
+		}
+		d.mu.Unlock()
+	}
+}
+
+// handle takes one message of a link. Needs mu.
+func (d *Decoder) handle(l *fetchLink, b body) {
+	switch m := b.(type) {
+	case *helloAck:
+		if !l.up {
+			l.up = true
+			close(l.ready)
+			d.log.Info("link up", "peer", l.peer, "epoch", l.epoch, "path", l.peer.Path())
+		}
+	case *helloReject:
+		if l.up {
+			d.unexpected++
+			return
+		}
+		d.endLink(l, fmt.Errorf("hello with %s: %w", l.peer, m.err()))
+	case *accept:
+		d.answered(l, m.seq, fetchEvent{kind: evAccept})
+	case *reject:
+		d.answered(l, m.seq, fetchEvent{kind: evAnswer, exact: true, cause: &RejectedError{m.code, m.text}})
+	case *failed:
+		d.answered(l, m.seq, fetchEvent{kind: evAnswer, posted: m.posted, exact: m.exact, cause: &FailedError{m.code, m.text}})
+	case *cancelAck:
+		d.answered(l, m.seq, fetchEvent{kind: evAnswer, posted: m.posted, exact: m.exact, cause: ErrCancelled})
+	case *timing:
+		if a := d.attempts[m.seq]; a != nil && a.link == l {
+			select {
+			case a.timing <- m.times():
+			default: // a second one
+			}
+		}
+	case *bye:
+		d.endLink(l, fmt.Errorf("%w: %s ended the link: %s", hawser.ErrPeerDown, l.peer, m.text))
+	default:
+		d.endLink(l, fmt.Errorf("%w: %v message from a prefiller", ErrProtocol, b.kind()))
+	}
+}
+
+// answered feeds an answer of the peer to the attempt it is about, if that is still live. Needs mu.
+func (d *Decoder) answered(l *fetchLink, seq uint64, e fetchEvent) {
+	a := l.live[seq]
+	if a == nil {
+		return // to a message that was repeated, or overtaken by the last write
+	}
+	a.life = time.Now()
+	e.from = a.counter.From(l.peer)
+	d.step(a, e)
+}
+
+// timers runs while there is something that time can change.
+func (d *Decoder) timers() {
+	tick := time.NewTicker(decoderTick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-d.ctx.Done():
+			return
+		}
+		d.mu.Lock()
+		sleep := d.tick(time.Now())
+		d.mu.Unlock()
+		if !sleep {
+			continue
+		}
+		tick.Stop()
+		select {
+		case <-d.busy:
+			tick.Reset(decoderTick)
+		case <-d.ctx.Done():
+			return
+		}
+	}
+}
+
+// tick does what is due. It reports true when nothing can become due until the next Fetch. Needs mu.
+func (d *Decoder) tick(now time.Time) (sleep bool) {
+	late := func(p *Pending) error {
+		if now.Before(p.deadline) {
+			return nil
+		}
+		return fmt.Errorf("%w: not ready %v after it arrived", ErrDeadline, now.Sub(p.arrived).Round(time.Millisecond))
+	}
+	for _, p := range slices.Clone(d.queue) {
+		if err := late(p); err != nil {
+			d.drop(p, err)
+		}
+	}
+	for _, a := range d.attempts {
+		if a.step.state.writing() {
+			d.due(a, now, late(a.p))
+		}
+	}
+	d.admit()
+	return d.writing == 0 && len(d.queue) == 0
+}
+
+// due does what is due for one attempt; late is the cause when its deadline is over. Needs mu.
+func (d *Decoder) due(a *attempt, now time.Time, late error) {
+	if n := a.counter.From(a.link.peer); n != a.seen {
+		a.seen, a.life = n, now
+	}
+	switch a.step.state {
+	case fetchAsked, fetchActive:
+		stalled := now.Sub(a.life)
+		switch {
+		case late != nil:
+			d.step(a, fetchEvent{kind: evCancel, cause: late})
+		case stalled > stallLimit:
+			d.step(a, fetchEvent{kind: evCancel, cause: fmt.Errorf("%w for %v", ErrStalled, stalled.Round(time.Millisecond))})
+		case a.step.state == fetchAsked && now.After(a.repeat), stalled > repeatMost && now.After(a.repeat):
+			// Also when it was accepted: the answer to the repetition shows that the peer has not forgotten it, and brings
+			// a Failed that was lost.
+			a.repeat, a.pause = now.Add(a.pause), min(2*a.pause, repeatMost)
+			d.dispatch(a)
+		}
+	case fetchStopping:
+		if now.Sub(a.since) > cancelLimit {
+			d.step(a, fetchEvent{kind: evUnsure, cause: errors.New("no answer to cancel")})
+		} else if now.After(a.repeat) {
+			a.repeat, a.pause = now.Add(a.pause), min(2*a.pause, repeatMost)
+			d.send(a.link, &cancel{a.seq, a.step.cause.Error()})
+		}
+	case fetchSettling:
+		if now.Sub(a.since) > settleLimit {
+			d.step(a, fetchEvent{kind: evUnsure, cause: fmt.Errorf("%w: %d writes are said to be posted, %d came",
+				ErrProtocol, a.step.settle, a.counter.From(a.link.peer))})
+		}
+	}
+}

@@ -1,0 +1,203 @@
+package kv
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/hawser-project/hawser"
+)
+
+// PrefillerConfig is what NewPrefiller needs. Geometry and Views are required.
+type PrefillerConfig struct {
+	Geometry Geometry
+	Views    []View       // one per layer and plane: view v is plane v%Planes of layer v/Planes
+	Jobs     int          // that are live at once; DefaultJobs when 0. More are rejected as busy
+	Log      *slog.Logger // discarded when nil
+}
+
+// DefaultJobs bounds the queue of a Prefiller.
+const DefaultJobs = 256
+
+// Handler is the inference engine that computes the prompts. The Prefiller calls it with its lock held: the methods must not block
+// and must not call the Prefiller or a Job.
+type Handler interface {
+	// Admit takes a job into the engine's queue. An error refuses it for good; its text goes to the decoder. A job that only
+	// has to wait for pages is admitted and waits.
+	Admit(*Job) error
+
+	// Stop ends an admitted job, exactly once: its pages are not read any more, and it must not be computed further. It is
+	// called also when everything went well.
+	Stop(*Job)
+}
+
+// Prefiller writes the caches of prompts to Decoders, layer by layer, while the inference engine computes them. It owns the
+// messages of its engine: nothing else may call Receive on it. Safe for concurrent use.
+type Prefiller struct {
+	eng     *hawser.Engine
+	cfg     PrefillerConfig
+	handler Handler
+	log     *slog.Logger
+	writes  *hawser.Queue
+
+	ctx  context.Context // ends in Close, after the last job
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+	idle chan struct{} // capacity 1: no job is live
+
+	mu         sync.Mutex // guards everything below, and the mutable parts of links and jobs
+	closing    bool
+	links      map[*hawser.Peer]*serveLink
+	complained map[*hawser.Peer]bool // told once that they speak garbage
+	posts      []post                // outstanding writes; the index is the cookie
+	freePosts  []uint32              // indices of posts that are not in use
+	again      bool                  // a submit was refused for lack of room
+	live       int                   // jobs
+	stats      PrefillerStats
+}
+
+// PrefillerStats is a snapshot, counted since NewPrefiller.
+type PrefillerStats struct {
+	Live       int    // jobs now
+	Accepted   uint64 // jobs
+	Done       uint64 // jobs whose writes all completed
+	Rejected   uint64
+	Bytes      uint64 // of completed writes
+	Writes     uint64 // completed without error
+	Unexpected uint64 // messages and events that meant nothing where they came
+}
+
+// postDepth is how many operations may be outstanding over all links: 32 links with full windows.
+const postDepth = 4096
+
+// NewPrefiller starts a Prefiller on an engine. Close ends it, before the engine is closed and the memory of the views is freed.
+func NewPrefiller(eng *hawser.Engine, cfg PrefillerConfig, h Handler) (*Prefiller, error) {
+	if cfg.Jobs == 0 {
+		cfg.Jobs = DefaultJobs
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := cfg.Geometry.check(); err != nil {
+		return nil, fmt.Errorf("kv: prefiller: %w", err)
+	}
+	if err := checkViews(cfg.Geometry, cfg.Views, 1); err != nil {
+		return nil, fmt.Errorf("kv: prefiller: %w", err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	p := &Prefiller{
+		eng: eng, cfg: cfg, handler: h, log: cfg.Log, writes: eng.NewQueue(postDepth),
+		ctx: ctx, stop: stop, idle: make(chan struct{}, 1),
+		links: map[*hawser.Peer]*serveLink{}, complained: map[*hawser.Peer]bool{},
+	}
+	unsubscribe := eng.OnPeer(p.peerEvent)
+	context.AfterFunc(ctx, unsubscribe)
+	p.wg.Go(p.receive)
+	p.wg.Go(p.completions)
+	return p, nil
+}
+
+// Stats returns a snapshot.
+func (p *Prefiller) Stats() PrefillerStats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.stats
+	s.Live = p.live
+	return s
+}
+
+// Close refuses new jobs, fails the live ones, waits until no write is outstanding, says goodbye to the decoders and joins all
+// goroutines. When ctx ends first the error says how many jobs still have writes outstanding: the engine reads their pages
+// until it is closed.
+func (p *Prefiller) Close(ctx context.Context) error {
+	p.mu.Lock()
+	p.closing = true
+	for _, l := range p.links {
+		for _, j := range l.jobs {
+			if j.step.state.live() {
+				j.fail(CodeClosed, "prefiller closed")
+			}
+		}
+	}
+	p.mu.Unlock()
+	var err error
+	for {
+		p.mu.Lock()
+		live := p.live
+		p.mu.Unlock()
+		if live == 0 || err != nil {
+			break
+		}
+		select {
+		case <-p.idle:
+		case <-ctx.Done():
+			err = fmt.Errorf("kv: close prefiller: %d jobs: %w: writes are outstanding: %w", live, hawser.ErrBusy, context.Cause(ctx))
+		}
+	}
+	p.goodbye(ctx)
+	p.stop()
+	p.wg.Wait()
+	return err
+}
+
+func (p *Prefiller) goodbye(ctx context.Context) {
+	p.mu.Lock()
+	var sent []*hawser.Transfer
+	for _, l := range p.links {
+		if t, err := p.eng.Send(l.peer, encode(head{epoch: l.epoch}, &bye{"prefiller closed"})); err == nil {
+			sent = append(sent, t)
+		}
+	}
+	p.mu.Unlock()
+	for _, t := range sent {
+		_ = t.Wait(ctx) // a peer that cannot be told finds out by itself
+	}
+}
+
+// Pass is one forward pass of the inference engine over parts of some prompts. Owned by the engine, which calls its methods from
+// one goroutine.
+type Pass struct {
+	p      *Prefiller
+	chunks []passChunk
+}
+
+type passChunk struct {
+	job  *Job
+	span Span
+}
+
+// Span is the tokens [First, N) of a prompt.
+type Span struct{ First, N int }
+
+// NewPass makes an empty pass.
+func (p *Prefiller) NewPass() *Pass { return &Pass{p: p} }
+
+// Add adds part of a prompt. The spans of a job follow each other from pass to pass without gaps.
+func (s *Pass) Add(j *Job, span Span) { s.chunks = append(s.chunks, passChunk{j, span}) }
+
+// Begin starts the pass: before its first layer is computed.
+func (p *Prefiller) Begin(s *Pass) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range s.chunks {
+		c.job.begin()
+	}
+}
+
+// LayerReady says that the cache of one layer is in the source pages, for all jobs of the pass. Pages that are complete now are
+// posted. late says that the layer took longer than it was meant to; it is only counted.
+//
+// Looking whether a job still wants its writes and submitting them are one critical section: after the answer to a Cancel
+// no write can start.
+func (s *Pass) LayerReady(layer int, late bool) {
+	p := s.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range s.chunks {
+		c.job.layerReady(layer, c.span.N, late)
+	}
+	for _, c := range s.chunks {
+		p.pump(c.job.link)
+	}
+}

@@ -1,0 +1,124 @@
+package hawser
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/hawser-project/hawser/provider"
+	"github.com/hawser-project/hawser/provider/shm"
+	"github.com/hawser-project/hawser/provider/tcp"
+)
+
+// Options configure Open. The zero value serves peers on this host over shared memory and loopback TCP.
+type Options struct {
+	// Name is a stable name of this process, told to peers. It need not be unique. Default: none.
+	Name string
+
+	// Providers are the networks to use, most preferred first. Default: shared memory, then TCP.
+	Providers []provider.Provider
+
+	// Rails are the devices to open. Default: the first device of each provider. The same device may be listed more than
+	// once; each entry is a rail of its own.
+	Rails []Rail
+
+	// Listen is the address of the control listener for peers that cannot use this host's unix sockets. Default
+	// "127.0.0.1:0". An address that is not loopback needs ClusterKey or Insecure.
+	Listen string
+
+	// Advertise are the addresses (host:port) that peers dial. Default: what Listen was bound to, or, when that is an
+	// unspecified address such as 0.0.0.0, the addresses of all interfaces with its port.
+	Advertise []string
+
+	// ClusterKey is a secret that all engines of a cluster share. Peers prove it to each other before anything else.
+	ClusterKey []byte
+
+	// Insecure allows a listener that anybody on the network can talk to.
+	Insecure bool
+
+	// Require names a provider: peers that cannot be reached over it are refused, instead of being reached over another.
+	Require string
+
+	// PeerTimeout is the silence after which a peer counts as dead. Default 1.5 s; at least 200 ms.
+	PeerTimeout time.Duration
+
+	// Log receives one line for each connection, path and failure. Default: nothing is logged.
+	Log *slog.Logger
+}
+
+// Rail names a device of a provider.
+type Rail struct {
+	Provider string // "shm", "tcp", ...
+	Device   string // provider.Device.Name; empty means its first device
+}
+
+const (
+	defaultPeerTimeout = 1500 * time.Millisecond
+	minPeerTimeout     = 200 * time.Millisecond
+	beatInterval       = 300 * time.Millisecond // well below the default PeerTimeout: several beats may be late
+)
+
+// withDefaults fills what is zero and returns all faults at once.
+func (o Options) withDefaults() (Options, error) {
+	var errs []error
+	if len(o.Providers) == 0 {
+		o.Providers = []provider.Provider{shm.New(), tcp.New()}
+	}
+	if o.Listen == "" {
+		o.Listen = "127.0.0.1:0"
+	}
+	if o.PeerTimeout == 0 {
+		o.PeerTimeout = defaultPeerTimeout
+	}
+	if o.PeerTimeout < minPeerTimeout {
+		errs = append(errs, fmt.Errorf("peer timeout %v: %w: at least %v", o.PeerTimeout, ErrInvalid, minPeerTimeout))
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if len(o.Name) > 256 {
+		errs = append(errs, fmt.Errorf("name of %d bytes: %w: at most 256", len(o.Name), ErrInvalid))
+	}
+	names := map[string]bool{}
+	for _, p := range o.Providers {
+		names[p.Name()] = true
+	}
+	for _, r := range o.Rails {
+		if !names[r.Provider] {
+			errs = append(errs, fmt.Errorf("rail %s: %w: no such provider, there are %s", r.Provider, ErrInvalid, list(o.Providers)))
+		}
+	}
+	if o.Require != "" && !names[o.Require] {
+		errs = append(errs, fmt.Errorf("require %s: %w: no such provider, there are %s", o.Require, ErrInvalid, list(o.Providers)))
+	}
+	if err := o.checkListen(); err != nil {
+		errs = append(errs, err)
+	}
+	return o, errors.Join(errs...)
+}
+
+func (o *Options) checkListen() error {
+	host, _, err := net.SplitHostPort(o.Listen)
+	if err != nil {
+		return fmt.Errorf("listen %q: %w: want host:port: %w", o.Listen, ErrInvalid, err)
+	}
+	ip := net.ParseIP(host)
+	loopback := host == "localhost" || ip != nil && ip.IsLoopback()
+	if !loopback && len(o.ClusterKey) == 0 && !o.Insecure {
+		return fmt.Errorf("listen %q: %w: not a loopback address: set ClusterKey, or Insecure if anybody on that network may connect", o.Listen, ErrInvalid)
+	}
+	return nil
+}
+
+func list(ps []provider.Provider) string {
+	s := ""
+	for i, p := range ps {
+		if i > 0 {
+			s += ", "
+		}
+		s += p.Name()
+	}
+	return s
+}

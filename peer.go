@@ -1,0 +1,169 @@
+package hawser
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hawser-project/hawser/internal/imm"
+)
+
+// Peer is another engine: one identity, from its Open to its Close or death. There is one *Peer per identity, so peers can be
+// compared and used as map keys. A restarted process is another peer.
+type Peer struct {
+	e      *Engine
+	id     ID
+	source imm.Source
+
+	// fencedSerial is the serial of the last descriptor that was issued when the peer was fenced: those up to it are stale for it.
+	fencedSerial atomic.Uint64
+
+	cur atomic.Pointer[session] // the latest session, whatever its state; set under mu
+
+	mu      sync.Mutex
+	name    string        // guarded by mu
+	changed chan struct{} // closed and replaced when the state of cur changes; guarded by mu
+}
+
+// peer returns the peer with an identity.
+func (e *Engine) peer(id ID) *Peer {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	p := e.peers[id]
+	if p == nil {
+		p = &Peer{e: e, id: id, changed: make(chan struct{})}
+		e.peers[id] = p
+	}
+	return p
+}
+
+// ID is the peer's identity.
+func (p *Peer) ID() ID { return p.id }
+
+// Name is what the peer calls itself, empty when it has no name.
+func (p *Peer) Name() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.name
+}
+
+// String is the name, if there is one, and the beginning of the identity.
+func (p *Peer) String() string {
+	if n := p.Name(); n != "" {
+		return n + "/" + p.id.String()[:8]
+	}
+	return p.id.String()[:8]
+}
+
+// Up reports whether the peer can be written to now.
+func (p *Peer) Up() bool {
+	s := p.cur.Load()
+	return s != nil && s.state.Load() == stateUp
+}
+
+// Path is the provider that carries data to the peer, empty when it is down.
+func (p *Peer) Path() string {
+	if s := p.cur.Load(); s != nil && s.state.Load() == stateUp {
+		return s.path
+	}
+	return ""
+}
+
+// session is the current session if it is up.
+// hot:
+func (p *Peer) session() (*session, error) {
+	s := p.cur.Load()
+	if s == nil {
+		return nil, fmt.Errorf("peer %s: %w: never connected", p, ErrPeerDown)
+	}
+	return s, s.usable()
+}
+
+// change returns a channel that is closed at the next change of state.
+func (p *Peer) change() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.changed
+}
+
+func (p *Peer) broadcast() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// PeerEventKind is what happened to a peer.
+type PeerEventKind uint8
+
+const (
+	// PeerUp: the peer can be written to.
+	PeerUp PeerEventKind = iota + 1
+	// PeerDown: the session has ended. What was in flight fails; what the peer had started may still land until PeerFenced.
+	PeerDown
+	// PeerFenced: nothing that the peer started in that session can land any more, and counts from it are final.
+	PeerFenced
+)
+
+func (k PeerEventKind) String() string {
+	return [...]string{"unknown", "up", "down", "fenced"}[min(k, PeerFenced)]
+}
+
+// PeerEvent tells about a peer.
+type PeerEvent struct {
+	Peer  *Peer
+	Kind  PeerEventKind
+	Cause error // of PeerDown
+}
+
+// OnPeer calls f for every event from now on, one at a time, on a goroutine of the engine. A slow f delays other callbacks and
+// nothing else. stop ends it; a call may be under way when stop returns.
+func (e *Engine) OnPeer(f func(PeerEvent)) (stop func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.nextObs++
+	n := e.nextObs
+	e.observers[n] = f
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		delete(e.observers, n)
+	}
+}
+
+func (e *Engine) emit(ev PeerEvent) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, f := range e.observers {
+		e.calls.add(func() { f(ev) })
+	}
+}
+
+// Fence ends the session with p, if there is one, and proves that nothing which p started can land any more: after nil, counts
+// from p are final and every descriptor issued so far is stale for p, also when it is alive and reconnects. ErrUnfenced: there
+// is no proof yet, because p is stopped in the middle of a copy; the proof is sought again every second (PeerFenced tells),
+// and by the next call.
+func (e *Engine) Fence(ctx context.Context, p *Peer) error {
+	if p == nil || p.e != e {
+		return fmt.Errorf("fence: peer: %w: none, or of another engine", ErrInvalid)
+	}
+	s := p.cur.Load()
+	p.fencedSerial.Store(e.serial.Load())
+	if s == nil {
+		return nil
+	}
+	s.fail(ErrPeerDown, errFenced)
+	if err := s.waitFenced(ctx); err != nil {
+		return fmt.Errorf("fence %s: %w", p, err)
+	}
+	return nil
+}
+
+// leave ends the session in peace when the engine closes.
+func (p *Peer) leave() {
+	if s := p.cur.Load(); s != nil {
+		s.bye("engine closed")
+		s.fail(ErrClosed, errClosing)
+	}
+}

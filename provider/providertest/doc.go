@@ -1,0 +1,36 @@
+// Package providertest is the contract of package provider as tests. A provider's own test file calls [Run]:
+//
+//	package shm_test
+//
+//	func TestContract(t *testing.T) {
+//		providertest.Run(t, providertest.Factory{
+//			Memory: mem.Shared,
+//			Network: func(t *testing.T) providertest.Network {
+//				p := shm.New(shm.Config{})
+//				return providertest.Network{
+//					Provider: func(host string) provider.Provider { return p },
+//				}
+//			},
+//			Except: map[string]string{
+//				"KeyOfAnotherPeerIsRefused": "peers of one user are one trust domain",
+//			},
+//		})
+//	}
+//
+// Every property is a subtest whose name is a row of the table in properties.go. What a network cannot give is a row of
+// Factory.Except: the property is skipped with that reason, and the last line of the log counts such rows. A row that
+// names no property fails the run.
+//
+// # How the tests drive a provider
+//
+// Most properties are tested by one goroutine that owns all domains, which share one Bell: it polls all of them in turn
+// and, when nothing moves, arms them and parks for at most a millisecond. The harness checks every completion on its way:
+// tokens come back once, with the peer and the kind of their WR, and nothing follows KindPeerDown. The wake-up
+// properties use one goroutine and one Bell per domain, and park for seconds, so that a lost wake is seen.
+//
+// The properties whose names end in Process start the test binary a second time (with the same top-level test selected,
+// and an environment variable by which Run knows that it is the child), kill or stop it, and look at what the parent sees.
+// Run must therefore be reached by that test alone, before anything that cannot run twice at once.
+//
+// Random choices come from a seed that is logged; -providertest.seed repeats it.
+package providertest

@@ -1,0 +1,22 @@
+package shm_test
+
+import (
+	"testing"
+
+	"github.com/hawser-project/hawser/mem"
+	"github.com/hawser-project/hawser/provider"
+	"github.com/hawser-project/hawser/provider/providertest"
+	"github.com/hawser-project/hawser/provider/shm"
+)
+
+func TestContract(t *testing.T) {
+	providertest.Run(t, providertest.Factory{
+		Memory: mem.Shared,
+		Network: func(*testing.T) providertest.Network {
+			return providertest.Network{Provider: func(string) provider.Provider { return shm.New() }}
+		},
+		Except: map[string]string{
+			"GrantIsEnforcedToItsRange": "the writer maps whole memory, and its process is of the same user",
+		},
+	})
+}

@@ -1,0 +1,42 @@
+// Package shm is the provider for processes of one user on one host. It needs no privilege, no device and no file.
+//
+// A write is one copy, done by the writer's owner inside Post and Poll, from its own memory into a mapping of the peer's memory.
+// Memory that is granted is therefore a sealed memfd (package mem makes them); it travels over an abstract unix socket, as do
+// the pages that two sides share:
+//
+//   - the bell page of a Domain, which its peers map read-only: whether its owner sleeps, and which of its memory is alive;
+//   - the pair page of a connection: for each direction a ring of immediates, a ring of message bytes, the writer's slot and
+//     the reader's revoked word.
+//
+// # What is guarded against what
+//
+// Peers are of one user id, which the kernel attests on both sides of each connection, and so are one trust domain: whoever
+// may trace a process may write into it. Within it a peer that breaks the protocol loses its connection and hurts nobody else:
+// positions, lengths, keys and descriptors that come from it are checked before use, and each side trusts only its private copy
+// of its own positions. What is not guarded is memory that was granted to a peer on purpose: a hostile peer need not
+// obey Fence and Deregister there.
+//
+// # Fence
+//
+// The writer's slot and the reader's revoked word are a lock in the manner of Dekker. All four accesses are sequentially
+// consistent:
+//
+//	writer: slot = busy; if revoked, stop; copy; if revoked, do not publish; publish; slot = idle
+//	reader: revoked = 1; if slot is idle, fenced
+//
+// When the reader finds the slot idle, its load comes after its own store of revoked. A writer that stores busy after that load
+// must then find revoked set, and writes nothing; one that stored busy before it has also stored idle before it, and its copy and what
+// it published are complete and visible. When the slot is busy the reader looks again in every Poll, for a writer that runs ends its chunk within
+// microseconds; one that was stopped by a signal keeps the slot busy, and Fence ends with StatusUnfenced. The end of
+// the connection's socket is proof as well: the writer's owner closes it, who is then not in a copy, or the kernel does after the last thread
+// of the process has stopped.
+//
+// # Ownership
+//
+// A Domain has no goroutine. Its owner calls everything; the bell page is written by it alone, and of a pair page each word has
+// one writer.
+//
+//	p := shm.New()
+//	devs, err := p.Devices(ctx)
+//	dom, err := p.Open(ctx, devs[0], provider.Config{Bell: parker})
+package shm

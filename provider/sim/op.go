@@ -1,0 +1,192 @@
+package sim
+
+import "github.com/hawser-project/hawser/provider"
+
+// op is a WR in flight. It is used again once it is done and no event names it.
+type op struct {
+	wr     provider.WR
+	from   *end
+	src    span
+	idx    int    // in from.ops
+	chunk  uint64 // bytes of a fragment
+	left   uint32 // fragments that have not arrived
+	events int    // in the fabric's queue, or held by a cut
+	status provider.Status
+
+	done    bool // its completion is queued, or its domain is dead
+	waiting bool // a message in the other domain's waiting list
+	stalled bool // a write in the other end's stalled list
+}
+
+// queued marks a fragment that has already queued for the receiver's port.
+const queued = 1 << 31
+
+// start puts a WR on the wire.
+func (f *Fabric) start(e *end, wr *provider.WR, src span) {
+	var o *op
+	if n := len(f.free); n > 0 {
+		o, f.free = f.free[n-1], f.free[:n-1]
+	} else {
+		o = new(op)
+	}
+	nic := &f.cfg.NIC
+	chunk := max(nic.MTU, (wr.Len+maxFragments-1)/maxFragments)
+	frags := max(1, (wr.Len+chunk-1)/chunk)
+	*o = op{wr: *wr, from: e, src: src, idx: len(e.ops), chunk: chunk, left: uint32(frags)}
+	e.ops = append(e.ops, o)
+	p := e.d.port
+	p.txFree = max(p.txFree, f.now) + nic.OpCost
+	for i := range uint32(frags) {
+		p.txFree += f.serial(o.bytes(i))
+		f.schedule(p.txFree-f.now+f.hop(), event{kind: evFragment, op: o, frag: i})
+	}
+}
+
+// bytes is the length of a fragment.
+func (o *op) bytes(frag uint32) uint64 { return min(o.chunk, o.wr.Len-o.chunk*uint64(frag)) }
+
+// fragment: one reaches the receiver's NIC, whose port takes one at a time.
+func (f *Fabric) fragment(ev event) {
+	o, to := ev.op, ev.op.from.other
+	if ev.frag&queued == 0 {
+		took := f.serial(o.bytes(ev.frag))
+		p := to.d.port
+		p.rxFree = max(p.rxFree, f.now-took) + took
+		if wait := p.rxFree - f.now; wait > 0 {
+			f.schedule(wait, event{kind: evFragment, op: o, frag: ev.frag | queued})
+			return
+		}
+	}
+	frag := ev.frag &^ queued
+	f.accepted(to)
+	if to.state != up && to.state != closing {
+		return // lost; the writer flushes it when it notices
+	}
+	if o.wr.Op != provider.OpSend {
+		dst, ok := to.remote(&o.wr)
+		if !ok {
+			o.status = provider.StatusAccess
+		}
+		if o.status == provider.StatusOK {
+			copySpan(dst, o.src, o.chunk*uint64(frag), o.bytes(frag))
+		}
+	}
+	if o.left--; o.left > 0 {
+		return
+	}
+	if f.rng.Uint32()&3 == 0 { // the NIC takes its time to tell
+		f.schedule(f.jitter(), event{kind: evPlaced, op: o})
+		return
+	}
+	f.placed(o)
+}
+
+// placed: all bytes of an op are where they belong, or were refused.
+func (f *Fabric) placed(o *op) {
+	to := o.from.other
+	switch {
+	case to.state != up && to.state != closing:
+	case o.status != provider.StatusOK || o.wr.Op == provider.OpWrite:
+		f.ack(o)
+	case o.wr.Op == provider.OpWriteImm && to.unpolled == f.cfg.NIC.PeerDepth:
+		o.stalled = true
+		to.stalled = append(to.stalled, o)
+	case o.wr.Op == provider.OpWriteImm:
+		f.immediate(o)
+	case to.d.recvs.len() > 0:
+		f.match(o)
+	default:
+		o.waiting = true
+		to.d.waiting = append(to.d.waiting, o)
+	}
+}
+
+func (f *Fabric) ack(o *op) { f.schedule(f.hop(), event{kind: evAck, op: o}) }
+
+func (f *Fabric) immediate(o *op) {
+	to := o.from.other
+	to.unpolled++
+	to.d.complete(entry{provider.Completion{Len: o.wr.Len, Peer: to.peer, Imm: o.wr.Imm, Kind: provider.KindImm}, to})
+	f.ack(o)
+}
+
+// unstall lets the peer's immediates through for which there is room now.
+func (f *Fabric) unstall(e *end) {
+	for len(e.stalled) > 0 && e.unpolled < f.cfg.NIC.PeerDepth {
+		last := len(e.stalled) - 1
+		o := e.stalled[last]
+		e.stalled = e.stalled[:last]
+		o.stalled = false
+		f.immediate(o)
+	}
+}
+
+// match puts a message that has arrived into the oldest receive.
+func (f *Fabric) match(o *op) {
+	to := o.from.other
+	r := to.d.recvs.pop()
+	c := provider.Completion{Token: r.token, Len: o.wr.Len, Peer: to.peer, Kind: provider.KindRecv}
+	if o.wr.Len > r.span.n {
+		c.Status = provider.StatusTruncated
+	} else {
+		copySpan(r.span, o.src, 0, o.wr.Len)
+	}
+	to.d.complete(entry{c: c})
+	f.ack(o)
+}
+
+// unwait takes a message out of the waiting list.
+func (d *domain) unwait(o *op) {
+	o.waiting = false
+	for i, x := range d.waiting {
+		if x == o {
+			last := len(d.waiting) - 1
+			d.waiting[i], d.waiting[last] = d.waiting[last], nil
+			d.waiting = d.waiting[:last]
+			return
+		}
+	}
+}
+
+// finish tells the owner how an op ended.
+func (f *Fabric) finish(o *op, st provider.Status) {
+	kind := provider.KindWrite
+	if o.wr.Op == provider.OpSend {
+		kind = provider.KindSend
+	}
+	e := o.from
+	e.d.complete(entry{provider.Completion{Token: o.wr.Token, Peer: e.peer, Kind: kind, Status: st}, e})
+	f.retire(o)
+}
+
+// retire takes an op out of every list. No byte of it moves after that.
+func (f *Fabric) retire(o *op) {
+	e := o.from
+	last := len(e.ops) - 1
+	e.ops[o.idx] = e.ops[last]
+	e.ops[o.idx].idx = o.idx
+	e.ops[last] = nil
+	e.ops = e.ops[:last]
+	if o.waiting {
+		e.other.d.unwait(o)
+	}
+	if o.stalled {
+		s := e.other.stalled
+		for i, x := range s {
+			if x == o {
+				s[i], s[len(s)-1] = s[len(s)-1], nil
+				e.other.stalled = s[:len(s)-1]
+				break
+			}
+		}
+	}
+	o.done = true
+	f.recycle(o)
+}
+
+func (f *Fabric) recycle(o *op) {
+	if o.events == 0 {
+		*o = op{}
+		f.free = append(f.free, o)
+	}
+}

@@ -1,0 +1,170 @@
+package hawser
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/hawser-project/hawser/internal/cpu"
+	"github.com/hawser-project/hawser/internal/rail"
+	"github.com/hawser-project/hawser/internal/wire"
+	"github.com/hawser-project/hawser/provider"
+)
+
+// openRails opens the devices and starts the worker that owns them.
+func (e *Engine) openRails(ctx context.Context) error {
+	devices, err := e.chooseDevices(ctx)
+	if err != nil {
+		return err
+	}
+	parker, err := cpu.NewParker()
+	if err != nil {
+		return err
+	}
+	w := &worker{e: e, parker: parker, done: make(chan struct{})}
+	var domains []provider.Domain
+	fail := func(err error) error {
+		for _, d := range domains {
+			err = errors.Join(err, d.Close())
+		}
+		return errors.Join(err, parker.Close())
+	}
+	receives := 0
+	for i, dev := range devices {
+		d, err := e.provider(dev.Provider).Open(ctx, dev, provider.Config{Bell: parker})
+		if err != nil {
+			return fail(fmt.Errorf("rail %s/%s: %w", dev.Provider, dev.Name, err))
+		}
+		domains = append(domains, d)
+		receives += d.Caps().RecvDepth
+		devices[i].Fabric, devices[i].LinkBits = d.Caps().Fabric, d.Caps().LinkBits
+	}
+	e.rails = devices
+	e.inbox = newInbox(e.notes, receives)
+	if w.group, err = rail.New(domains, w, w.wake); err != nil {
+		return errors.Join(err, parker.Close()) // the group has closed the domains
+	}
+	e.worker = w
+	go w.run()
+	return nil
+}
+
+// chooseDevices turns Options.Rails into devices. Without them, a provider that is not available is left out; at least one must
+// be.
+func (e *Engine) chooseDevices(ctx context.Context) ([]provider.Device, error) {
+	var out []provider.Device
+	if len(e.opts.Rails) > 0 {
+		for _, r := range e.opts.Rails {
+			dev, err := findDevice(ctx, e.provider(r.Provider), r.Device)
+			if err != nil {
+				return nil, fmt.Errorf("rail %s/%s: %w", r.Provider, r.Device, err)
+			}
+			out = append(out, dev)
+		}
+		return out, nil
+	}
+	var errs []error
+	for _, p := range e.opts.Providers {
+		dev, err := findDevice(ctx, p, "")
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", p.Name(), err))
+			continue
+		}
+		out = append(out, dev)
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("no network can be used: %w", errors.Join(errs...))
+	}
+	for _, err := range errs {
+		e.opts.Log.Warn("provider left out", "err", err)
+	}
+	return out, nil
+}
+
+func (e *Engine) provider(name string) provider.Provider {
+	for _, p := range e.opts.Providers {
+		if p.Name() == name {
+			return p
+		}
+	}
+	return nil // withDefaults has checked the names
+}
+
+// findDevice finds a device by name; empty means the first. A name that is not listed is handed to the provider as it is:
+// it may open devices that it does not list, such as any local address.
+func findDevice(ctx context.Context, p provider.Provider, name string) (provider.Device, error) {
+	devs, err := p.Devices(ctx)
+	if err != nil {
+		return provider.Device{}, err
+	}
+	for _, d := range devs {
+		if d.Name == name || name == "" {
+			return d, nil
+		}
+	}
+	if len(devs) == 0 {
+		return provider.Device{}, fmt.Errorf("%w: no device", ErrUnavailable)
+	}
+	return provider.Device{Provider: p.Name(), Name: name, NUMA: -1}, nil
+}
+
+// wireRails is what peers are told about our rails.
+func (e *Engine) wireRails() []wire.Rail {
+	out := make([]wire.Rail, len(e.rails))
+	for i, d := range e.rails {
+		out[i] = wire.Rail{Provider: d.Provider, Fabric: d.Fabric, LinkBits: d.LinkBits}
+	}
+	return out
+}
+
+// plan is one way to reach a peer: a provider, and which rails of both sides are paired.
+type plan struct {
+	path  string
+	pairs []wire.Link // rails only
+	text  string
+}
+
+// plans lists the ways between two engines, most preferred first: by the answerer's order of providers. Rails are paired
+// when provider and fabric are equal; rail r of the longer list meets rail r mod n of the shorter one.
+func plans(prefer []provider.Provider, require string, dialer, answerer []wire.Rail) []plan {
+	var out []plan
+	for _, p := range prefer {
+		if require != "" && p.Name() != require {
+			continue
+		}
+		for _, fabric := range fabrics(answerer, p.Name()) {
+			ds, as := indexes(dialer, p.Name(), fabric), indexes(answerer, p.Name(), fabric)
+			if len(ds) == 0 {
+				continue
+			}
+			pl := plan{path: p.Name(), text: fmt.Sprintf("%s, %d x %d rails", p.Name(), len(ds), len(as))}
+			for r := range max(len(ds), len(as)) {
+				pl.pairs = append(pl.pairs, wire.Link{Dialer: ds[r%len(ds)], Answerer: as[r%len(as)]})
+			}
+			out = append(out, pl)
+		}
+	}
+	return out
+}
+
+func fabrics(rails []wire.Rail, name string) []string {
+	var out []string
+	seen := map[string]bool{}
+	for _, r := range rails {
+		if r.Provider == name && !seen[r.Fabric] {
+			seen[r.Fabric] = true
+			out = append(out, r.Fabric)
+		}
+	}
+	return out
+}
+
+func indexes(rails []wire.Rail, name, fabric string) []uint16 {
+	var out []uint16
+	for i, r := range rails {
+		if r.Provider == name && r.Fabric == fabric {
+			out = append(out, uint16(i))
+		}
+	}
+	return out
+}

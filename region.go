@@ -1,0 +1,173 @@
+package hawser
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"fmt"
+	"strings"
+	"sync/atomic"
+
+	"github.com/hawser-project/hawser/internal/rail"
+	"github.com/hawser-project/hawser/internal/wire"
+	"github.com/hawser-project/hawser/mem"
+	"github.com/hawser-project/hawser/provider"
+)
+
+// MemOptions say what kind of memory Alloc makes. The zero value is memory that every network can use.
+type MemOptions struct {
+	// Heap takes memory from the Go heap, for tests under the race detector. Shared memory cannot serve it to peers.
+	Heap bool
+}
+
+// Region is registered memory of this engine. The engine owns it from Alloc to Close; the bytes are the user's, within the
+// contract of the package comment.
+type Region struct {
+	e      *Engine
+	id     uint64
+	span   *mem.Span
+	mr     rail.Memory
+	uses   atomic.Int64 // operations that read from it
+	closed atomic.Bool
+}
+
+// Slice is a part of a Region.
+type Slice struct {
+	Region   *Region
+	Off, Len uint64 // bytes
+}
+
+// Alloc makes and registers size bytes of zeroed memory. ErrMemory says that the machine has not got them.
+func (e *Engine) Alloc(size uint64, o MemOptions) (*Region, error) {
+	kind := mem.Shared
+	if o.Heap {
+		kind = mem.Heap
+	}
+	span, err := mem.New(size, kind)
+	if err != nil {
+		return nil, fmt.Errorf("alloc: %w", err)
+	}
+	r := &Region{e: e, span: span}
+	err = e.worker.do(func(g *rail.Group) error {
+		mr, err := g.Register(provider.Memory{Bytes: span.Bytes(), FD: span.FD()}, provider.AccessRemoteWrite)
+		if err == nil {
+			r.mr = *mr
+		}
+		return err
+	})
+	if err != nil {
+		_ = span.Free()
+		return nil, fmt.Errorf("alloc %d bytes: %w", size, err)
+	}
+	if !e.addRegion(r) {
+		_ = r.free()
+		return nil, fmt.Errorf("alloc: engine: %w", ErrClosed)
+	}
+	return r, nil
+}
+
+// Bytes is the memory. It must not be used after Close.
+func (r *Region) Bytes() []byte { return r.span.Bytes() }
+
+// Len is the length in bytes.
+func (r *Region) Len() uint64 { return uint64(len(r.span.Bytes())) }
+
+// All is the whole region.
+func (r *Region) All() Slice { return Slice{Region: r, Len: r.Len()} }
+
+// Slice is n bytes from off. Bounds are checked by the operation that uses it.
+func (r *Region) Slice(off, n uint64) Slice { return Slice{Region: r, Off: off, Len: n} }
+
+// Close makes all descriptors of the region stale, then frees it. Writes of peers that are under way fail there and change
+// nothing that is visible here. ErrBusy: operations of this engine still read from it.
+func (r *Region) Close() error {
+	if r.closed.Swap(true) {
+		return nil
+	}
+	if n := r.uses.Load(); n > 0 {
+		r.closed.Store(false)
+		return fmt.Errorf("close region %d: %w: %d operations read from it", r.id, ErrBusy, n)
+	}
+	r.e.dropRegion(r)
+	if err := r.free(); err != nil {
+		return fmt.Errorf("close region %d: %w", r.id, err)
+	}
+	return nil
+}
+
+// free deregisters and unmaps. The keys go first: after that no network places anything.
+func (r *Region) free() error {
+	err := r.e.worker.do(func(g *rail.Group) error { return g.Deregister(&r.mr) })
+	if err != nil {
+		return err
+	}
+	return r.span.Free()
+}
+
+// Rights say what a descriptor allows.
+type Rights uint8
+
+// RightWrite allows to write.
+const RightWrite Rights = 1
+
+// Descriptor is the capability to write into a range of a region: send it to a peer by any means. It says where the owner is,
+// and carries the owner's proof that it was issued for this range and these rights; it holds no network key.
+type Descriptor struct{ d wire.Descriptor }
+
+// Descriptor issues a capability for s, whose bounds are cut to the region.
+func (r *Region) Descriptor(s Slice, rights Rights) Descriptor {
+	off := min(s.Off, r.Len())
+	d := wire.Descriptor{
+		Owner: r.e.id, Region: r.id, Gen: r.e.serial.Add(1),
+		Off: off, Len: min(s.Len, r.Len()-off), Rights: uint8(rights), Addr: r.e.addr.String(),
+	}
+	d.MAC = r.e.sign(&d)
+	return Descriptor{d: d}
+}
+
+// sign is the proof that this engine issued d: HMAC-SHA-256 under a key that never leaves it, cut to 128 bits.
+func (e *Engine) sign(d *wire.Descriptor) (mac [16]byte) {
+	h := hmac.New(sha256.New, e.secret[:])
+	h.Write(d.Signed())
+	copy(mac[:], h.Sum(nil))
+	return mac
+}
+
+// Len is the number of bytes that the descriptor covers.
+func (d Descriptor) Len() uint64 { return d.d.Len }
+
+// Owner is the identity of the engine that issued it.
+func (d Descriptor) Owner() ID { return ID(d.d.Owner) }
+
+// MarshalBinary is the encoding to send to a peer, about 200 bytes.
+func (d Descriptor) MarshalBinary() ([]byte, error) { return wire.Append(nil, &d.d), nil }
+
+// UnmarshalBinary is the inverse of MarshalBinary.
+func (d *Descriptor) UnmarshalBinary(b []byte) error {
+	var w wire.Descriptor
+	if err := wire.Parse(b, &w); err != nil {
+		return fmt.Errorf("descriptor: %w: %w", ErrInvalid, err)
+	}
+	d.d = w
+	return nil
+}
+
+const descriptorPrefix = "hawser-mem1:"
+
+// MarshalText is MarshalBinary in printable form.
+func (d Descriptor) MarshalText() ([]byte, error) {
+	return []byte(descriptorPrefix + base64.RawURLEncoding.EncodeToString(wire.Append(nil, &d.d))), nil
+}
+
+// UnmarshalText is the inverse of MarshalText.
+func (d *Descriptor) UnmarshalText(b []byte) error {
+	s, ok := strings.CutPrefix(string(b), descriptorPrefix)
+	if !ok {
+		return fmt.Errorf("descriptor %.40q: %w: does not start with %q", b, ErrInvalid, descriptorPrefix)
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(s)
+	if err != nil {
+		return fmt.Errorf("descriptor %.40q: %w: %w", b, ErrInvalid, err)
+	}
+	return d.UnmarshalBinary(raw)
+}

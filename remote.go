@@ -1,0 +1,118 @@
+package hawser
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+
+	"github.com/hawser-project/hawser/internal/rail"
+	"github.com/hawser-project/hawser/internal/wire"
+	"github.com/hawser-project/hawser/provider"
+)
+
+// Remote is memory of a peer that this engine may write to, made from a Descriptor by Import. It lives as long as the session
+// with the peer; operations on it fail with ErrStale afterwards.
+type Remote struct {
+	sess *session
+	rr   rail.Remote
+	len  uint64
+}
+
+// RemoteSlice is a part of a Remote.
+type RemoteSlice struct {
+	Remote   *Remote
+	Off, Len uint64 // bytes, from the beginning of the descriptor's range
+}
+
+// Import asks the owner of d for the keys of its networks, connecting first if needed.
+func (e *Engine) Import(ctx context.Context, d Descriptor) (*Remote, error) {
+	p, err := e.connect(ctx, d.d.Owner, d.d.Addr)
+	if err != nil {
+		return nil, fmt.Errorf("import: %w", err)
+	}
+	s, err := p.session()
+	if err != nil {
+		return nil, fmt.Errorf("import: %w", err)
+	}
+	var res wire.Resolved
+	if err := s.ask(ctx, wire.TypeResolve, &wire.Resolve{Descriptor: d.d}, &res); err != nil {
+		return nil, fmt.Errorf("import from %s: %w", p, err)
+	}
+	if err := faultError(&res); err != nil {
+		return nil, fmt.Errorf("import from %s: %w", p, err)
+	}
+	r := &Remote{sess: s, len: d.d.Len, rr: rail.Remote{Peer: s.rp}}
+	for _, k := range res.Keys {
+		r.rr.Keys = append(r.rr.Keys, provider.Key{ID: k.ID, Base: k.Base})
+	}
+	if len(r.rr.Keys) != s.links {
+		err := fmt.Errorf("%d keys for %d links", len(r.rr.Keys), s.links)
+		s.fail(ErrPeerDown, err)
+		return nil, fmt.Errorf("import from %s: %w", p, err)
+	}
+	return r, nil
+}
+
+func faultError(res *wire.Resolved) error {
+	switch res.Fault {
+	case wire.FaultNone:
+		return nil
+	case wire.FaultStale:
+		return fmt.Errorf("%w: %s", ErrStale, res.Text)
+	case wire.FaultAccess:
+		return fmt.Errorf("%w: %s", ErrAccess, res.Text)
+	case wire.FaultUnsupported:
+		return fmt.Errorf("%w: %s", ErrUnsupported, res.Text)
+	}
+	return errors.New(res.Text)
+}
+
+// Len is the length in bytes.
+func (r *Remote) Len() uint64 { return r.len }
+
+// Peer is the owner.
+func (r *Remote) Peer() *Peer { return r.sess.peer }
+
+// All is the whole range.
+func (r *Remote) All() RemoteSlice { return RemoteSlice{Remote: r, Len: r.len} }
+
+// Slice is n bytes from off. Bounds are checked by the operation that uses it.
+func (r *Remote) Slice(off, n uint64) RemoteSlice { return RemoteSlice{Remote: r, Off: off, Len: n} }
+
+// resolve answers a peer that wants to import d. It runs on the session's reader.
+func (s *session) resolve(d *wire.Descriptor) *wire.Resolved {
+	e := s.e
+	want := e.sign(d)
+	if d.Owner != e.id || subtle.ConstantTimeCompare(want[:], d.MAC[:]) != 1 {
+		return &wire.Resolved{Fault: wire.FaultAccess, Text: "descriptor was not issued by this engine"}
+	}
+	if Rights(d.Rights)&RightWrite == 0 {
+		return &wire.Resolved{Fault: wire.FaultAccess, Text: "descriptor has no right to write"}
+	}
+	if d.Gen <= s.peer.fencedSerial.Load() {
+		return &wire.Resolved{Fault: wire.FaultStale, Text: "descriptor was issued before this peer was fenced"}
+	}
+	r := e.region(d.Region)
+	if r == nil {
+		return &wire.Resolved{Fault: wire.FaultStale, Text: fmt.Sprintf("region %d is closed", d.Region)}
+	}
+	var keys []provider.Key
+	err := e.worker.retry(s.ctx, func(g *rail.Group) (err error) {
+		keys, err = g.Grant(&r.mr, s.rp, d.Off, d.Len)
+		return err
+	}, func(err error) bool { return errors.Is(err, ErrBusy) })
+	switch {
+	case errors.Is(err, ErrUnsupported):
+		return &wire.Resolved{Fault: wire.FaultUnsupported, Text: err.Error()}
+	case errors.Is(err, ErrStale):
+		return &wire.Resolved{Fault: wire.FaultStale, Text: err.Error()}
+	case err != nil:
+		return &wire.Resolved{Fault: wire.FaultInternal, Text: err.Error()}
+	}
+	res := &wire.Resolved{}
+	for _, k := range keys {
+		res.Keys = append(res.Keys, wire.Key{ID: k.ID, Base: k.Base})
+	}
+	return res
+}

@@ -1,0 +1,303 @@
+package hawser
+
+import (
+	"fmt"
+	"math/bits"
+
+	"github.com/hawser-project/hawser/internal/rail"
+	"github.com/hawser-project/hawser/internal/ring"
+)
+
+// OptImm is an immediate or none. The zero value is none; Imm makes one, and 0 is a valid immediate.
+type OptImm struct {
+	v   uint32
+	set bool
+}
+
+// Imm is the immediate v.
+func Imm(v uint32) OptImm { return OptImm{v: v, set: true} }
+
+// Write copies Src to the beginning of Dst, which must be at least as long.
+type Write struct {
+	Src Slice
+	Dst RemoteSlice
+
+	// Imm is counted at the peer once per part.
+	Imm OptImm
+
+	// Parts is into how many pieces the write is cut, each with the immediate when there is one. Default 1 with an immediate;
+	// without one the engine decides. Pieces beyond the length are sent empty, so the number of immediates is Parts,
+	// whatever the length.
+	Parts int
+}
+
+// Pages are pages of local memory: page i is at Offset + Indices[i]*Stride of the region. Indices are copied at submit.
+type Pages struct {
+	Region         *Region
+	Indices        []uint32
+	Stride, Offset uint64
+}
+
+// RemotePages are pages of a peer's memory, as Pages; offsets are from the beginning of the descriptor's range.
+type RemotePages struct {
+	Remote         *Remote
+	Indices        []uint32
+	Stride, Offset uint64
+}
+
+// WritePages copies page i of Src, PageLen bytes, to page i of Dst. With an immediate, each page carries one: the peer
+// counts as many as there are pages. Pages that do not overlap may be written in any order.
+type WritePages struct {
+	PageLen uint64
+	Src     Pages
+	Dst     RemotePages
+	Imm     OptImm
+}
+
+// Signal sends an immediate without data.
+type Signal struct {
+	To  *Peer
+	Imm uint32
+}
+
+// MaxParts bounds Write.Parts and the pages of one WritePages.
+const MaxParts = 1 << 24
+
+// maxOps bounds the operations in flight per engine.
+const maxOps = 1 << 16
+
+// op is an operation and what its end has to update. Ops are pooled; the submitter owns one from takeOp to submit, the worker
+// until Complete.
+type op struct {
+	rail.Op
+	e        *Engine
+	name     string
+	sess     *session
+	region   *Region // source, held while in flight
+	transfer *Transfer
+	queue    *Queue
+}
+
+// opPool is a bounded free list.
+type opPool struct {
+	free *ring.Queue[*op]
+}
+
+// takeOp reserves an operation, ErrLimit when too many are in flight.
+// hot:
+func (e *Engine) takeOp(name string) (*op, error) {
+	if n := e.inflight.Add(1); n > maxOps {
+		e.inflight.Add(-1)
+		return nil, fmt.Errorf("%s: %w: %d operations in flight", name, ErrLimit, maxOps)
+	}
+	if e.closing.Load() { // after the count: Close sees us, or we see it
+		e.inflight.Add(-1)
+		return nil, fmt.Errorf("%s: engine: %w", name, ErrClosed)
+	}
+	o, ok := e.ops.Pop()
+	if !ok {
+		o = &op{e: e}
+	}
+	o.name = name
+	return o, nil
+}
+
+// dropOp gives an operation back that was not submitted, or that has completed.
+// hot:
+func (e *Engine) dropOp(o *op) {
+	if o.region != nil {
+		o.region.uses.Add(-1)
+	}
+	if cap(o.Data) > keepData {
+		o.Data = nil
+	}
+	o.Op.Reset()
+	o.sess, o.region, o.transfer, o.queue = nil, nil, nil, nil
+	e.ops.Push(o) // when the pool is full the collector takes it
+	e.inflight.Add(-1)
+}
+
+// keepData is the largest message buffer that a pooled operation keeps, bytes.
+const keepData = 4096
+
+// submit hands a filled operation to the worker. On an error the operation has been given back.
+// hot:
+func (e *Engine) submit(o *op) error {
+	o.Owner = o
+	o.Peer = o.sess.rp
+	if !e.worker.group.Submit(&o.Op) {
+		name := o.name
+		e.dropOp(o)
+		return fmt.Errorf("%s: %w: the worker is %d operations behind", name, ErrLimit, maxBehind)
+	}
+	return nil
+}
+
+// maxBehind is what rail.Group queues.
+const maxBehind = 4096
+
+// Complete is called by the worker when nothing of the operation reads local memory any more.
+// hot:
+func (o *op) Complete(*rail.Op) {
+	var err error
+	if o.Status != 0 {
+		err = &OpError{Op: o.name, Peer: o.sess.peer, Err: statusError(o.Status, o.sess.cause())}
+	}
+	e, t, q, cookie := o.e, o.transfer, o.queue, o.Cookie
+	e.dropOp(o)
+	if t != nil {
+		t.complete(err)
+	} else {
+		q.complete(cookie, err)
+	}
+}
+
+// use makes o read s until it completes.
+// hot:
+func (o *op) use(r *Region) error {
+	r.uses.Add(1)
+	o.region = r
+	if r.closed.Load() { // after the count: Region.Close sees us, or we see it
+		return fmt.Errorf("source region %d: %w", r.id, ErrClosed)
+	}
+	o.Src = &r.mr
+	return nil
+}
+
+// target makes o write to r.
+// hot:
+func (o *op) target(r *Remote) error {
+	if err := r.sess.usable(); err != nil {
+		return err
+	}
+	o.sess, o.Dst = r.sess, &r.rr
+	return nil
+}
+
+// fillWrite checks w and fills o with it.
+// hot:
+func (o *op) fillWrite(w *Write) error {
+	switch {
+	case w.Src.Region == nil:
+		return fmt.Errorf("source: %w: no region", ErrInvalid)
+	case w.Dst.Remote == nil:
+		return fmt.Errorf("destination: %w: no remote", ErrInvalid)
+	case w.Src.Region.e != o.e || w.Dst.Remote.sess.e != o.e:
+		return fmt.Errorf("%w: source or destination belongs to another engine", ErrInvalid)
+	case !within(w.Src.Off, w.Src.Len, w.Src.Region.Len()):
+		return fmt.Errorf("source: %w: [%d, +%d) is not inside the region's %d bytes", ErrInvalid, w.Src.Off, w.Src.Len, w.Src.Region.Len())
+	case !within(w.Dst.Off, w.Dst.Len, w.Dst.Remote.Len()):
+		return fmt.Errorf("destination: %w: [%d, +%d) is not inside the descriptor's %d bytes", ErrInvalid, w.Dst.Off, w.Dst.Len, w.Dst.Remote.Len())
+	case w.Src.Len > w.Dst.Len:
+		return fmt.Errorf("%w: source has %d bytes, destination %d", ErrInvalid, w.Src.Len, w.Dst.Len)
+	case w.Parts < 0 || w.Parts > MaxParts:
+		return fmt.Errorf("parts: %w: %d is not within 0 .. %d", ErrInvalid, w.Parts, MaxParts)
+	}
+	o.Kind = rail.Write
+	o.SrcOff, o.DstOff, o.Len = w.Src.Off, w.Dst.Off, w.Src.Len
+	o.HasImm, o.Imm, o.Parts = w.Imm.set, w.Imm.v, w.Parts
+	if o.HasImm && o.Parts == 0 {
+		o.Parts = 1
+	}
+	if err := o.use(w.Src.Region); err != nil {
+		return err
+	}
+	return o.target(w.Dst.Remote)
+}
+
+// fillPages checks w and fills o with it.
+// hot:
+func (o *op) fillPages(w *WritePages) error {
+	n := len(w.Src.Indices)
+	switch {
+	case w.Src.Region == nil:
+		return fmt.Errorf("source: %w: no region", ErrInvalid)
+	case w.Dst.Remote == nil:
+		return fmt.Errorf("destination: %w: no remote", ErrInvalid)
+	case w.Src.Region.e != o.e || w.Dst.Remote.sess.e != o.e:
+		return fmt.Errorf("%w: source or destination belongs to another engine", ErrInvalid)
+	case n != len(w.Dst.Indices):
+		return fmt.Errorf("%w: %d source pages, %d destination pages", ErrInvalid, n, len(w.Dst.Indices))
+	case n > MaxParts:
+		return fmt.Errorf("%w: %d pages, at most %d", ErrInvalid, n, MaxParts)
+	}
+	if i, ok := pagesWithin(w.Src.Indices, w.Src.Stride, w.Src.Offset, w.PageLen, w.Src.Region.Len()); !ok {
+		return pageError("source", i, w.Src.Indices[i], w.Src.Region.Len())
+	}
+	if i, ok := pagesWithin(w.Dst.Indices, w.Dst.Stride, w.Dst.Offset, w.PageLen, w.Dst.Remote.Len()); !ok {
+		return pageError("destination", i, w.Dst.Indices[i], w.Dst.Remote.Len())
+	}
+	o.Kind = rail.Pages
+	o.SrcOff, o.SrcStride, o.DstOff, o.DstStride = w.Src.Offset, w.Src.Stride, w.Dst.Offset, w.Dst.Stride
+	o.Len, o.Parts = w.PageLen, n
+	o.HasImm, o.Imm = w.Imm.set, w.Imm.v
+	o.SrcIdx = append(o.SrcIdx[:0], w.Src.Indices...)
+	o.DstIdx = append(o.DstIdx[:0], w.Dst.Indices...)
+	if err := o.use(w.Src.Region); err != nil {
+		return err
+	}
+	return o.target(w.Dst.Remote)
+}
+
+func pageError(side string, i int, index uint32, length uint64) error {
+	return fmt.Errorf("%s: %w: page %d (index %d) does not end inside %d bytes", side, ErrInvalid, i, index, length)
+}
+
+// fillSignal checks s and fills o with it.
+// hot:
+func (o *op) fillSignal(s *Signal) error {
+	if s.To == nil || s.To.e != o.e {
+		return fmt.Errorf("peer: %w: none, or of another engine", ErrInvalid)
+	}
+	sess, err := s.To.session()
+	if err != nil {
+		return err
+	}
+	o.Kind, o.HasImm, o.Imm, o.sess = rail.Signal, true, s.Imm, sess
+	return nil
+}
+
+// fillSend copies a message.
+func (o *op) fillSend(p *Peer, data []byte) error {
+	if p == nil || p.e != o.e {
+		return fmt.Errorf("peer: %w: none, or of another engine", ErrInvalid)
+	}
+	if len(data) > MaxMessage {
+		return fmt.Errorf("message: %w: %d bytes, at most %d", ErrInvalid, len(data), MaxMessage)
+	}
+	sess, err := p.session()
+	if err != nil {
+		return err
+	}
+	o.Kind, o.sess = rail.Send, sess
+	o.Data = append(o.Data[:0], data...)
+	return nil
+}
+
+// within reports whether [off, off+n) lies in [0, length).
+// hot:
+func within(off, n, length uint64) bool { return off <= length && n <= length-off }
+
+// pagesWithin reports the first page that does not end inside length bytes.
+// hot:
+func pagesWithin(idx []uint32, stride, off, page, length uint64) (int, bool) {
+	var top uint32
+	for _, x := range idx {
+		top = max(top, x)
+	}
+	if len(idx) == 0 || pageWithin(top, stride, off, page, length) {
+		return 0, true
+	}
+	for i, x := range idx {
+		if !pageWithin(x, stride, off, page, length) {
+			return i, false
+		}
+	}
+	return 0, true
+}
+
+func pageWithin(index uint32, stride, off, page, length uint64) bool {
+	hi, at := bits.Mul64(uint64(index), stride)
+	at, carry := bits.Add64(at, off, 0)
+	return hi == 0 && carry == 0 && within(at, page, length)
+}

@@ -1,0 +1,59 @@
+package hawser
+
+import "github.com/hawser-project/hawser/internal/rail"
+
+// Stats is a snapshot of an engine.
+type Stats struct {
+	Rails    []RailStats
+	Peers    []PeerStats
+	Inflight int64 // operations submitted and not ended
+	Counters int   // immediates that have a counter
+}
+
+// RailStats describes an open rail.
+type RailStats struct {
+	Provider, Device string
+	LinkBits         uint64 // bits per second, 0 when unknown
+}
+
+// PeerStats describes the session with a peer, the latest one when it is down.
+type PeerStats struct {
+	ID     ID
+	Name   string
+	Up     bool
+	Path   string // provider
+	Reason string // why this path
+	Links  int
+	Down   error // why it is down
+
+	TxBytes, TxWrites              uint64 // writes and messages that have ended; bytes of those without error
+	RxImms, RxImmBytes, RxMessages uint64
+}
+
+// Stats takes a snapshot.
+func (e *Engine) Stats() Stats {
+	st := Stats{Inflight: e.inflight.Load(), Counters: e.imms.Len()}
+	for _, d := range e.rails {
+		st.Rails = append(st.Rails, RailStats{Provider: d.Provider, Device: d.Name, LinkBits: d.LinkBits})
+	}
+	sessions := e.sessions()
+	counts := make([]rail.Counts, len(sessions))
+	_ = e.worker.do(func(*rail.Group) error { // fails when the engine is closed: then the counts are 0
+		for i, s := range sessions {
+			counts[i] = s.rp.Counts
+		}
+		return nil
+	})
+	for i, s := range sessions {
+		c := counts[i]
+		ps := PeerStats{
+			ID: s.peer.id, Name: s.peer.Name(), Up: s.state.Load() == stateUp, Down: s.cause(),
+			TxBytes: c.TxBytes, TxWrites: c.TxWrites, RxImms: c.RxImms, RxImmBytes: c.RxImmBytes, RxMessages: c.RxMessages,
+		}
+		if s.state.Load() != stateSetup {
+			ps.Path, ps.Reason, ps.Links = s.path, s.reason, s.links
+		}
+		st.Peers = append(st.Peers, ps)
+	}
+	return st
+}
