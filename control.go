@@ -113,7 +113,7 @@ func (e *Engine) greet(ctx context.Context, conn net.Conn, want ID) (*session, e
 	c := &control{conn: conn}
 	hello := &wire.Hello{
 		Magic: wire.Magic, Min: wire.MinVersion, Max: wire.MaxVersion, ID: e.id, Want: want,
-		Name: e.opts.Name, Addr: e.addr.String(), Rails: e.wireRails(), Keyed: e.keyed(),
+		Name: e.opts.Name, Addr: e.addr.String(), Rails: e.wireRails(), Keyed: e.keyed(), Require: e.opts.Require,
 	}
 	_, _ = rand.Read(hello.Nonce[:])
 	helloBytes, err := c.write(wire.TypeHello, hello)
@@ -214,7 +214,7 @@ func (e *Engine) answer(conn net.Conn) error {
 	}
 	ctx, cancel := context.WithTimeout(e.ctx, handshakeTime)
 	defer cancel()
-	if err := s.leadLinks(ctx, c, plans(e.opts.Providers, e.opts.Require, h.Rails, e.wireRails()), h.Rails); err != nil {
+	if err := s.leadLinks(ctx, c, &h); err != nil {
 		return s.abandon(err)
 	}
 	if !s.setUp(h.Name) {
@@ -287,10 +287,12 @@ func isTimeout(err error) bool {
 }
 
 // leadLinks is the answerer's part: it proposes one path after the other until the links of one come up.
-func (s *session) leadLinks(ctx context.Context, c *control, ways []plan, theirs []wire.Rail) error {
+func (s *session) leadLinks(ctx context.Context, c *control, h *wire.Hello) error {
+	ours := s.e.wireRails()
+	ways := plans(s.e.opts.Providers, []string{s.e.opts.Require, h.Require}, h.Rails, ours)
 	if len(ways) == 0 {
-		return refuse(wire.RefusePath, "no rail of one side reaches a rail of the other: you have %s, this side has %s%s",
-			describe(theirs), describe(s.e.wireRails()), requireText(s.e.opts.Require))
+		return refuse(wire.RefusePath, "no rail of one side reaches a rail of the other: you have %s%s, this side has %s%s",
+			describe(h.Rails), requireText(h.Require), describe(ours), requireText(s.e.opts.Require))
 	}
 	var tried []string
 	for _, way := range ways {

@@ -89,6 +89,11 @@ func (c *Counter) Wait(ctx context.Context, n uint64) error {
 func (c *Counter) Done(n uint64) <-chan struct{} {
 	w := &waiter{n: n, ch: make(chan struct{}), close: true}
 	c.add(w)
+	select {
+	case <-c.e.done:
+		c.abandon() // Close may have been here before us
+	default:
+	}
 	return w.ch
 }
 

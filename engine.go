@@ -210,3 +210,6 @@ func (e *Engine) region(id uint64) *Region {
 	defer e.mu.Unlock()
 	return e.regions[id]
 }
+
+// ListenAddrs are the host:port addresses of the control listener, as told to peers.
+func (e *Engine) ListenAddrs() []string { return append([]string(nil), e.addr.Listen...) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/hawser-project/hawser/internal/cpu"
 	"github.com/hawser-project/hawser/internal/rail"
@@ -124,12 +125,13 @@ type plan struct {
 	text  string
 }
 
-// plans lists the ways between two engines, most preferred first: by the answerer's order of providers. Rails are paired
-// when provider and fabric are equal; rail r of the longer list meets rail r mod n of the shorter one.
-func plans(prefer []provider.Provider, require string, dialer, answerer []wire.Rail) []plan {
+// plans lists the ways between two engines, most preferred first: by the answerer's order of providers, and only those that
+// every non-empty string of require names. Rails are paired when provider and fabric are equal; rail r of the longer list
+// meets rail r mod n of the shorter one.
+func plans(prefer []provider.Provider, require []string, dialer, answerer []wire.Rail) []plan {
 	var out []plan
 	for _, p := range prefer {
-		if require != "" && p.Name() != require {
+		if slices.ContainsFunc(require, func(r string) bool { return r != "" && r != p.Name() }) {
 			continue
 		}
 		for _, fabric := range fabrics(answerer, p.Name()) {

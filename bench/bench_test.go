@@ -36,7 +36,7 @@ func BenchmarkScenario(b *testing.B) {
 			}
 			for _, size := range sizes {
 				b.Run(fmt.Sprintf("%s/%s/%d", kind, network, size), func(b *testing.B) {
-					row, err := Run(b.Context(), Config{Kind: kind, Provider: network, Size: size, Rounds: min(b.N, maxRounds)}, receiving(), nil)
+					row, err := Run(b.Context(), Config{Kind: kind, Provider: network, Size: size, Rounds: min(b.N, maxRounds), Pings: 1000}, receiving(), nil)
 					if err != nil {
 						b.Fatal(err)
 					}
@@ -58,7 +58,10 @@ func TestRunMeasuresBothSides(t *testing.T) {
 		for _, network := range []string{"shm", "tcp"} {
 			t.Run(string(kind)+" "+network, func(t *testing.T) {
 				var rounds int
-				c := Config{Kind: kind, Provider: network, Size: 10_000, Pool: 1 << 20, Bytes: 4 << 20, Rounds: 3, Rails: 2}
+				c := Config{Kind: kind, Provider: network, Size: 10_000, Pool: 1 << 20, Bytes: 1 << 20, Rounds: 3, Pings: 100, Rails: 2}
+				if kind == Imm {
+					c.Pool, c.Bytes = immPool, immPool
+				}
 				row, err := Run(t.Context(), c, receiving(), func(int, int) { rounds++ })
 				if err != nil {
 					t.Fatal(err)

@@ -26,6 +26,7 @@ type Config struct {
 	Rounds   int    `json:"rounds"`        // samples; DefaultRounds when 0
 	Depth    int    `json:"depth"`         // operations outstanding at once
 	Batch    int    `json:"batch"`         // pages per operation, for Pages
+	Pings    int    `json:"pings"`         // round trips per sample, for Imm
 	Rails    int    `json:"rails"`         // on each side; 1 when 0
 	Cold     bool   `json:"cold"`          // a pool much larger than the caches, each block used once per pass
 	Seed     uint64 `json:"seed"`          // of the order of the blocks
@@ -48,8 +49,8 @@ const (
 	// Small blocks cost per operation, not per byte: a sample has no more than these.
 	sampleBlocks = 1 << 17
 	// Operations of Imm per sample, for latency and for rate.
-	pingPongs = 5_000
-	rateOps   = 200_000
+	defaultPings = 5_000
+	rateOps      = 200_000
 
 	// Writes in flight. Enough to keep a sender and a receiver that take turns on one core busy, few enough that the
 	// blocks in flight stay in a cache.
@@ -86,6 +87,9 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Rails == 0 {
 		c.Rails = 1
 	}
+	if c.Pings == 0 {
+		c.Pings = defaultPings
+	}
 	var faults []error
 	fault := func(bad bool, format string, args ...any) {
 		if bad {
@@ -98,6 +102,7 @@ func (c Config) withDefaults() (Config, error) {
 	fault(c.Size > 0 && c.Pool/c.Size > math.MaxUint32, "%d blocks, more than 32 bits number: use larger blocks or a smaller pool", c.Pool/max(c.Size, 1))
 	fault(c.Size > c.Pool, "blocks of %d bytes do not fit into a pool of %d bytes", c.Size, c.Pool)
 	fault(c.Rounds < 1 || c.Rounds > maxRounds, "%d rounds, want 1 .. %d", c.Rounds, maxRounds)
+	fault(c.Pings < 1, "%d round trips, want 1 or more", c.Pings)
 	fault(c.Rails < 1, "%d rails, want 1 or more", c.Rails)
 	if len(faults) > 0 {
 		return c, errors.Join(faults...)

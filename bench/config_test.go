@@ -32,6 +32,7 @@ func TestFaultsAreNamed(t *testing.T) {
 		"block size is 0":      func(c *Config) { c.Size = 0 },
 		"do not fit":           func(c *Config) { c.Pool = 100 },
 		"rounds, want 1":       func(c *Config) { c.Rounds = -1 },
+		"round trips, want 1":  func(c *Config) { c.Pings = -1 },
 		"rails, want 1":        func(c *Config) { c.Rails = -2 },
 		"32 bits":              func(c *Config) { c.Size, c.Pool = 1, 1<<40 },
 	} {

@@ -259,12 +259,12 @@ func (r *run) immRound(ctx context.Context, round int) error {
 				s := &r.sender
 				src, dst := s.order.block(0, immSize)
 				p := newPinger(r.eng, s.pool.Slice(src, immSize), s.remote.Slice(dst, immSize), immData, immAnswer, s.answered)
-				s.answered += pingPongs
-				return p.ping(ctx, pingPongs)
+				s.answered += uint64(c.Pings)
+				return p.ping(ctx, c.Pings)
 			})
 		},
 		func() error {
-			return r.trips(ctx, workEcho, &r.yardTrips, func() ([]time.Duration, error) { return ping(r.rw, message(c), pingPongs) })
+			return r.trips(ctx, workEcho, &r.yardTrips, func() ([]time.Duration, error) { return ping(r.rw, message(c), c.Pings) })
 		})
 	if latency != nil {
 		return latency
@@ -283,7 +283,7 @@ func (r *run) immRound(ctx context.Context, round int) error {
 }
 
 func (r *run) trips(ctx context.Context, w work, to *trips, f func() ([]time.Duration, error)) error {
-	_, err := r.sample(ctx, workRequest{w, 0, pingPongs}, func() error {
+	_, err := r.sample(ctx, workRequest{w, 0, r.config.Pings}, func() error {
 		ts, err := f()
 		to.add(ts)
 		return err

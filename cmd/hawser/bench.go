@@ -39,7 +39,10 @@ type (
 		blockFlags
 		Batch int `placeholder:"N" help:"Pages of one operation (default: by size)."`
 	}
-	benchImmCmd struct{ benchFlags }
+	benchImmCmd struct {
+		benchFlags
+		Pings int `placeholder:"N" help:"Round trips per sample."`
+	}
 
 	// benchPeerCmd is the receiving process.
 	benchPeerCmd struct{}
@@ -57,7 +60,11 @@ func (c *benchPagesCmd) Run(ctx context.Context, u *ui) error {
 
 // Run measures immediates.
 func (c *benchImmCmd) Run(ctx context.Context, u *ui) error {
-	return c.run(ctx, u, c.configs(bench.Imm, blockFlags{Size: []size{8}}, 0))
+	configs := c.configs(bench.Imm, blockFlags{Size: []size{8}}, 0)
+	for i := range configs {
+		configs[i].Pings = c.Pings
+	}
+	return c.run(ctx, u, configs)
 }
 
 // Run serves the measuring process.

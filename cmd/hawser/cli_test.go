@@ -193,8 +193,8 @@ func TestMalformedTraceNamesTheLine(t *testing.T) {
 	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	failsWith(t, []string{file + ":2"}, "kv", "replay", "--trace", file)
-	failsWith(t, []string{"no such file"}, "kv", "replay", "--trace", file+".gone")
+	failsWith(t, []string{file + ":2"}, "kv", "replay", "--pool", "64MiB", "--trace", file)
+	failsWith(t, []string{"no such file"}, "kv", "replay", "--pool", "64MiB", "--trace", file+".gone")
 }
 
 func TestTooLittleMemoryIsSaid(t *testing.T) {
@@ -229,7 +229,7 @@ func TestPeerThatSpeaksGarbageIsRefused(t *testing.T) {
 		}
 	}()
 	defer func() { l.Close(); <-served }()
-	failsWith(t, []string{l.Addr().String()}, "kv", "decode", "--from", l.Addr().String(), "--requests", "1")
+	failsWith(t, []string{l.Addr().String()}, "kv", "decode", "--from", l.Addr().String(), "--requests", "1", "--pool", "64MiB")
 }
 
 func TestNobodyAtTheAddressIsSaid(t *testing.T) {
@@ -239,6 +239,6 @@ func TestNobodyAtTheAddressIsSaid(t *testing.T) {
 	}
 	addr := l.Addr().String()
 	l.Close()
-	failsWith(t, []string{addr}, "kv", "decode", "--from", addr, "--requests", "1")
-	failsWith(t, nil, "kv", "decode", "--from", "not an address", "--requests", "1")
+	failsWith(t, []string{addr}, "kv", "decode", "--from", addr, "--requests", "1", "--pool", "64MiB")
+	failsWith(t, nil, "kv", "decode", "--from", "not an address", "--requests", "1", "--pool", "64MiB")
 }

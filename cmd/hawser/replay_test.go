@@ -173,7 +173,9 @@ func TestSignalsLeaveNothingBehind(t *testing.T) {
 func TestBenchReportsARatio(t *testing.T) {
 	for _, kind := range []string{"write", "pages", "imm"} {
 		args := []string{"bench", kind, "--provider", "shm,tcp", "--rounds", "1", "--json", "-"}
-		if kind != "imm" {
+		if kind == "imm" {
+			args = append(args, "--pings", "100")
+		} else {
 			args = append(args, "--size", "64KiB", "--bytes", "16MiB")
 		}
 		t.Run(kind, func(t *testing.T) {

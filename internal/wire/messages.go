@@ -62,6 +62,7 @@ type Hello struct {
 	Nonce      [32]byte
 	Keyed      uint8 // 1: has a cluster key
 	Name, Addr string
+	Require    string // the only provider that the dialer accepts, empty for any
 	Rails      []Rail
 }
 
@@ -78,6 +79,7 @@ func (m *Hello) fields(c *codec) {
 	c.u8(&m.Keyed)
 	c.str(&m.Name, maxName)
 	c.str(&m.Addr, maxAddr)
+	c.str(&m.Require, maxName)
 	list(c, &m.Rails, maxRails)
 }
 
