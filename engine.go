@@ -141,11 +141,13 @@ func (e *Engine) Close(ctx context.Context) error {
 		e.calls.stop()
 	}
 	close(e.done)
+	e.counterMu.Lock()
 	e.imms.Each(func(c *imm.Counter) {
 		if owner, ok := c.Owner.(*Counter); ok {
 			owner.abandon()
 		}
 	})
+	e.counterMu.Unlock()
 	if err != nil {
 		return fmt.Errorf("close: %w", err)
 	}

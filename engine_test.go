@@ -36,15 +36,18 @@ func TestRailsDoNotChangeCounts(t *testing.T) {
 				fill(p.src.Bytes(), 2)
 				tr, err := p.a.Write(hawser.Write{Src: p.src.All(), Dst: p.rem.All()})
 				wait(t, tr, err)
+				p.sync()
 				same(t, "plain write", p.dst.Bytes(), p.src.Bytes())
 
 				clear(p.dst.Bytes())
+				p.sync()
 				tr, err = p.a.Write(hawser.Write{Src: p.src.All(), Dst: p.rem.All(), Imm: hawser.Imm(1), Parts: 7})
 				wait(t, tr, err)
 				reach(t, p.b.Counter(1), 7)
 				same(t, "write in 7 parts", p.dst.Bytes(), p.src.Bytes())
 
 				clear(p.dst.Bytes())
+				p.sync()
 				idx := make([]uint32, 64)
 				for i := range idx {
 					idx[i] = uint32(i)
@@ -541,8 +544,10 @@ func TestFencedPeerCannotWrite(t *testing.T) {
 		if _, err := p.a.Write(hawser.Write{Src: p.src.All(), Dst: p.rem.All()}); !errors.Is(err, hawser.ErrStale) {
 			t.Fatalf("write through a remote of the old session: %v", err)
 		}
+		p.sync()
 		tr, err := p.a.Write(hawser.Write{Src: p.src.All(), Dst: rem.All()})
 		wait(t, tr, err)
+		p.sync()
 		same(t, "after reconnect", p.dst.Bytes(), p.src.Bytes())
 	})
 }

@@ -119,6 +119,10 @@ func (w *world) pair(t testing.TB, railsA, railsB int, size uint64) *pair {
 	return p
 }
 
+// sync orders what the test did to b's memory before what b's worker does from now on, and the other way round. The order
+// is there anyway, through the network; the race detector does not see networks.
+func (p *pair) sync() { p.b.Stats() }
+
 func wait(t testing.TB, tr *hawser.Transfer, err error) {
 	t.Helper()
 	if err != nil {

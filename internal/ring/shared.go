@@ -15,8 +15,8 @@ const Line = 128
 // Each side keeps its own position privately and only publishes it here, so what the other side does to these words can at most
 // make it see an impossible position, which is ErrCorrupt.
 type SharedIndex struct {
-	head    atomic.Uint64 // published by the writer; its store releases the contents to the reader's load
-	waiting atomic.Uint32 // set by a writer that sleeps until there is room
+	head    atomic.Uint64 // of a ring of bytes: published by the writer; its store releases the bytes to the reader's load
+	waiting atomic.Uint32 // set by a writer that sleeps until the reader takes something
 	_       [Line - 12]byte
 	tail    atomic.Uint64 // released by the reader; its store hands the space back to the writer's load
 	_       [Line - 8]byte
@@ -26,7 +26,7 @@ type SharedIndex struct {
 type writer struct {
 	index *SharedIndex
 	size  uint64
-	next  uint64 // position of the next unit to fill; up to here minus published is filled and not published
+	next  uint64 // position of the next unit to fill
 	tail  uint64 // as last seen
 }
 
@@ -49,9 +49,6 @@ func (w *writer) room(want uint64) (uint64, error) {
 	return w.size - (w.next - w.tail), err
 }
 
-// Publish makes everything that was put visible to the reader. It is one locked instruction, so a batch shares it.
-func (w *writer) Publish() { w.index.head.Store(w.next) }
-
 // Wait asks to be woken when the reader takes something more than this side has seen it take, and reports whether it has done so
 // already. The reader stores its tail and then loads waiting; here it is the other way round, so one of the two sees the other.
 func (w *writer) Wait() bool {
@@ -64,22 +61,7 @@ type reader struct {
 	index *SharedIndex
 	size  uint64
 	next  uint64 // position of the next unit to read
-	head  uint64 // as last seen
 }
-
-// load looks at the shared head. What lies between next and head may be read.
-func (r *reader) load() error {
-	head := r.index.head.Load()
-	if head-r.next > r.size || head-r.next < r.head-r.next {
-		return ErrCorrupt
-	}
-	r.head = head
-	return nil
-}
-
-// Empty reports whether nothing is there to read. It is meant to be polled: the line it reads stays in the cache until the
-// writer publishes.
-func (r *reader) Empty() bool { return r.index.head.Load() == r.next }
 
 // Release hands everything that was taken back to the writer, and reports whether the writer sleeps for it and must be woken.
 func (r *reader) Release() bool {
@@ -88,17 +70,33 @@ func (r *reader) Release() bool {
 }
 
 // Entry is one element of a ring of entries; the words mean what the two sides agree on.
-type Entry struct{ A, B uint64 }
+type Entry struct {
+	A uint64
+	B uint32
+}
+
+// Slot is where an entry lies. It carries the number of the writer's lap, by which the reader knows that it is new: one cache line then
+// brings both the news and the entry.
+type Slot struct {
+	a     uint64
+	bAndL atomic.Uint64 // B in the low half, the lap in the high half
+}
+
+// lap is the number that an entry of a position carries, modulo 2^32: two laps that follow each other differ, and none of the first is 0, as new
+// memory is.
+func lap(pos, size uint64) uint64 { return (pos/size + 1) << 32 }
 
 // SharedWriter is the writing side of a ring of entries. Owned by one goroutine.
 type SharedWriter struct {
 	writer
-	slots []Entry
+	slots     []Slot
+	published uint64
+	first     uint64 // second word of the entry at published, if there is one
 }
 
 // NewSharedWriter is the writing side of a new ring. len(slots) is a power of two; index and slots lie in shared memory.
-func NewSharedWriter(index *SharedIndex, slots []Entry) SharedWriter {
-	return SharedWriter{writer{index: index, size: uint64(len(slots))}, slots}
+func NewSharedWriter(index *SharedIndex, slots []Slot) SharedWriter {
+	return SharedWriter{writer: writer{index: index, size: uint64(len(slots))}, slots: slots}
 }
 
 // Room is how many entries can be put. It reads the shared tail only when fewer than want are known to be free.
@@ -111,32 +109,56 @@ func (w *SharedWriter) Room(want int) (int, error) {
 // Put adds an entry, for which there must be room. The reader sees it after Publish.
 // hot:
 func (w *SharedWriter) Put(e Entry) {
-	w.slots[w.next&(w.size-1)] = e
+	s := &w.slots[w.next&(w.size-1)]
+	s.a = e.A
+	word := lap(w.next, w.size) | uint64(e.B)
+	if w.next == w.published {
+		w.first = word // the reader looks here; it goes on to the others only when it has found this
+	} else {
+		s.put(word)
+	}
 	w.next++
+}
+
+// Publish makes everything that was put visible to the reader: it stores the word that Put has held back. It is one locked instruction,
+// so a batch shares it.
+// hot:
+func (w *SharedWriter) Publish() {
+	if w.next != w.published {
+		w.slots[w.published&(w.size-1)].bAndL.Store(w.first)
+		w.published = w.next
+	}
 }
 
 // SharedReader is the reading side of a ring of entries. Owned by one goroutine.
 type SharedReader struct {
 	reader
-	slots []Entry
+	slots []Slot
 }
 
 // NewSharedReader is the reading side of a new ring, see NewSharedWriter.
-func NewSharedReader(index *SharedIndex, slots []Entry) SharedReader {
+func NewSharedReader(index *SharedIndex, slots []Slot) SharedReader {
 	return SharedReader{reader{index: index, size: uint64(len(slots))}, slots}
 }
 
-// Ready is how many entries can be taken.
+// Empty reports whether Next would find nothing.
 // hot:
-func (r *SharedReader) Ready() (int, error) {
-	err := r.load()
-	return int(r.head - r.next), err
+func (r *SharedReader) Empty() bool {
+	word := r.slots[r.next&(r.size-1)].bAndL.Load()
+	return word>>32 == lap(r.next-r.size, r.size)>>32
 }
 
-// Take removes one entry, of which Ready has counted at least one. Its words are the other side's and unchecked.
+// Next takes the oldest entry; ok is false when there is none. Its words are the other side's and unchecked.
 // hot:
-func (r *SharedReader) Take() Entry {
-	e := r.slots[r.next&(r.size-1)]
+func (r *SharedReader) Next() (e Entry, ok bool, err error) {
+	s := &r.slots[r.next&(r.size-1)]
+	word := s.bAndL.Load()
+	if want := lap(r.next, r.size); word>>32 != want>>32 {
+		if word>>32 != (want-1<<32)>>32 {
+			return e, false, ErrCorrupt
+		}
+		return e, false, nil
+	}
 	r.next++
-	return e
+	return Entry{s.a, uint32(word)}, true, nil
 }

@@ -16,16 +16,16 @@ const wakeGuard = 5 * time.Second
 // parked is told each time before it sleeps; nil tells nobody.
 func (h *host) await(what string, cond func() bool, parked *atomic.Int64) error {
 	deadline := time.Now().Add(hangGuard)
-	for !cond() {
+	for round := 1; !cond(); round++ {
 		n, err := h.step()
 		if err != nil {
 			return err
 		}
+		if (n == 0 || round%idleRounds == 0) && time.Now().After(deadline) {
+			return fmt.Errorf("host %s: not within %v: %s", h.name, hangGuard, what)
+		}
 		if n > 0 {
 			continue
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("host %s: not within %v: %s", h.name, hangGuard, what)
 		}
 		if h.dom.Arm() {
 			runtime.Gosched()

@@ -6,10 +6,11 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/hawser-project/hawser/internal/cpu"
 	"github.com/hawser-project/hawser/provider"
 )
 
-// Each benchmark runs against a peer on another goroutine and against one in another process. Both sides spin.
+// Each benchmark runs against a peer on another goroutine and against one in another process. Both sides spin, but for Asleep.
 //
 //	go test ./provider/shm -run XXX -bench .
 
@@ -22,19 +23,24 @@ type bench struct {
 	s        *side
 	src, dst provider.Key
 	from     []byte // the memory of src
+	sleep    bool   // when there is nothing, as the peer does
 	cs       [64]provider.Completion
 }
 
 // withPeers runs f against both kinds of peer, whose memory and ours has size bytes.
-func withPeers(b *testing.B, size int, f func(b *bench)) {
+func withPeers(b *testing.B, size int, sleep bool, f func(b *bench)) {
 	b.Run("goroutine", func(b *testing.B) {
 		x, y := newPair(b)
 		span, src := x.memory(size)
 		_, dst := y.memory(size)
 		var ended atomic.Bool
 		result := make(chan error, 1)
-		go func() { result <- serve(y.d, y.peer, func() bool { return !ended.Load() }) }()
-		f(&bench{B: b, s: x, src: src, dst: y.grant(dst), from: span.Bytes()})
+		var park *cpu.Parker
+		if sleep {
+			park = y.bell
+		}
+		go func() { result <- serve(y.d, y.peer, park, func() bool { return !ended.Load() }) }()
+		f(&bench{B: b, s: x, sleep: sleep, src: src, dst: y.grant(dst), from: span.Bytes()})
 		ended.Store(true)
 		if err := <-result; err != nil {
 			b.Fatal(err)
@@ -43,8 +49,12 @@ func withPeers(b *testing.B, size int, f func(b *bench)) {
 	b.Run("process", func(b *testing.B) {
 		x := newSide(b)
 		span, src := x.memory(size)
-		c := startChild(b, x, roleServe, src, size)
-		f(&bench{B: b, s: x, src: src, dst: c.key, from: span.Bytes()})
+		role := roleServe
+		if sleep {
+			role = roleSleep
+		}
+		c := startChild(b, x, role, src, size)
+		f(&bench{B: b, s: x, sleep: sleep, src: src, dst: c.key, from: span.Bytes()})
 		if err := c.Stop(hangGuard); err != nil {
 			b.Fatal(err)
 		}
@@ -70,6 +80,9 @@ func (b *bench) poll() []provider.Completion {
 	n, err := b.s.d.Poll(b.cs[:])
 	if err != nil {
 		b.Fatal(err)
+	}
+	if n == 0 && b.sleep && !b.s.d.Arm() {
+		b.s.bell.Park(parkTime)
 	}
 	return b.cs[:n]
 }
@@ -99,7 +112,7 @@ func (b *bench) stream(total int, next func(i int) provider.WR) {
 
 // BenchmarkWriteImm8 is the rate of writes of 8 bytes with an immediate, posted 16 at once.
 func BenchmarkWriteImm8(b *testing.B) {
-	withPeers(b, 4096, func(b *bench) {
+	withPeers(b, 4096, false, func(b *bench) {
 		b.ResetTimer()
 		b.stream(b.N, func(i int) provider.WR { return b.wr(i%512*8, i%512*8, 8, 0) })
 		b.ReportMetric(float64(b.N)/b.Elapsed().Seconds()/1e6, "Mop/s")
@@ -108,7 +121,17 @@ func BenchmarkWriteImm8(b *testing.B) {
 
 // BenchmarkPingPong8 is a round trip of writes of 8 bytes (the way back carries the immediate only).
 func BenchmarkPingPong8(b *testing.B) {
-	withPeers(b, 4096, func(b *bench) {
+	withPeers(b, 4096, false, func(b *bench) {
+		for b.Loop() {
+			b.stream(1, func(int) provider.WR { return b.wr(0, 64, 8, 0) })
+		}
+		b.ReportMetric(b.Elapsed().Seconds()*1e9/float64(b.N)/2, "ns-one-way")
+	})
+}
+
+// BenchmarkPingPong8Asleep is the same when both sides sleep: each way wakes an owner.
+func BenchmarkPingPong8Asleep(b *testing.B) {
+	withPeers(b, 4096, true, func(b *bench) {
 		for b.Loop() {
 			b.stream(1, func(int) provider.WR { return b.wr(0, 64, 8, 0) })
 		}
@@ -119,14 +142,14 @@ func BenchmarkPingPong8(b *testing.B) {
 // BenchmarkPages64K writes pages of 64 KiB between random places of cold memory, each with an immediate, and in turn copies
 // the same pages with copy. The metrics are the speeds of both, and ours divided by that of copy.
 func BenchmarkPages64K(b *testing.B) {
-	withPeers(b, coldSet, func(b *bench) { b.pages(64 << 10) })
+	withPeers(b, coldSet, false, func(b *bench) { b.pages(64 << 10) })
 }
 
 // BenchmarkPages is the same for other sizes.
 func BenchmarkPages(b *testing.B) {
 	for _, size := range []int{4 << 10, 1 << 20, 32 << 20} {
 		b.Run(fmt.Sprintf("%dKiB", size>>10), func(b *testing.B) {
-			withPeers(b, coldSet, func(b *bench) { b.pages(size) })
+			withPeers(b, coldSet, false, func(b *bench) { b.pages(size) })
 		})
 	}
 }

@@ -22,6 +22,7 @@ const roleEnv = "HAWSER_SHM_TEST_ROLE"
 
 const (
 	roleServe  = "serve"  // polls, and answers each immediate answerImm
+	roleSleep  = "sleep"  // the same, but sleeps when there is nothing
 	roleFreeze = "freeze" // writes once, and stops itself in the middle of the copy
 )
 
@@ -155,20 +156,30 @@ func playRole(ctx context.Context, p *proc.Parent, role string) error {
 	if role == roleFreeze {
 		return freeze(d, peer, k, theirs.Key, parent.Size)
 	}
-	return serve(d, peer, func() bool { return ctx.Err() == nil })
+	var sleep *cpu.Parker
+	if role == roleSleep {
+		sleep = bell
+	}
+	return serve(d, peer, sleep, func() bool { return ctx.Err() == nil })
 }
 
 // answerImm is the immediate that serve answers with an immediate.
 const answerImm = 1
 
-// serve polls d while going, or until the peer is down.
-func serve(d *domain, peer provider.Peer, going func() bool) error {
+// parkTime bounds a sleep, so that serve looks at going now and then.
+const parkTime = 100 * time.Millisecond
+
+// serve polls d while going, or until the peer is down. It spins, or sleeps on sleep when there is one.
+func serve(d *domain, peer provider.Peer, sleep *cpu.Parker, going func() bool) error {
 	var cs [64]provider.Completion
 	answer := []provider.WR{{Op: provider.OpWriteImm, Peer: peer, Imm: answerImm}}
 	for going() {
 		n, err := d.Poll(cs[:])
 		if err != nil {
 			return err
+		}
+		if n == 0 && sleep != nil && !d.Arm() {
+			sleep.Park(parkTime)
 		}
 		for i := range cs[:n] {
 			switch {

@@ -155,18 +155,16 @@ func (d *domain) Poll(cs []provider.Completion) (int, error) {
 		}
 	}
 	n := 0
-	// One pass over what is there: an entry that goes back to the end of the queue is not looked at twice.
-	for left := d.done.len(); left > 0 && n < len(cs); left-- {
-		if e := d.done.pop(); d.deliver(e) {
-			cs[n] = e.c
-			n++
-		}
+	for ; n < len(cs) && d.done.len() > 0; n++ {
+		e := d.done.pop()
+		d.deliver(e)
+		cs[n] = e.c
 	}
 	return n, d.dead
 }
 
-// deliver settles the accounts of a completion that the owner gets now. It reports false for one that has to wait.
-func (d *domain) deliver(e entry) bool {
+// deliver settles the accounts of a completion that the owner gets now.
+func (d *domain) deliver(e entry) {
 	switch e.c.Kind {
 	case provider.KindWrite, provider.KindSend:
 		if e.end != nil {
@@ -180,16 +178,11 @@ func (d *domain) deliver(e entry) bool {
 		e.end.unpolled--
 		d.f.unstall(e.end)
 	case provider.KindPeerDown:
-		if e.end.out > 0 { // WRs posted in the meantime come first
-			d.done.push(e)
-			return false
-		}
 		e.end.told = true
 		d.f.settle(e.end)
 	case provider.KindFenced:
 		d.release(e.end)
 	}
-	return true
 }
 
 func (d *domain) Post(wrs []provider.WR) (int, error) {
@@ -222,8 +215,8 @@ func (d *domain) post(wr *provider.WR) bool {
 		d.reject(wr, nil, d.strayStatus(wr.Peer))
 		return true
 	}
-	if e.out == depth {
-		return false
+	if e.out == depth || e.state == gone && !e.told {
+		return false // a WR after KindPeerDown is queued would complete after it
 	}
 	e.out++
 	switch e.state {
