@@ -76,8 +76,10 @@ func advertise(a net.Addr) []string {
 // maxAdvertise keeps an address short on hosts with very many interfaces.
 const maxAdvertise = 8
 
-// accept serves one listener until it is closed.
+// accept serves one listener until it is closed. Each listener has places of its own: strangers on the network cannot keep
+// processes of this host out.
 func (e *Engine) accept(l net.Listener) {
+	places := make(chan struct{}, maxHandshakes)
 	for {
 		conn, err := l.Accept()
 		if err != nil {
@@ -98,9 +100,9 @@ func (e *Engine) accept(l net.Listener) {
 			continue
 		}
 		select {
-		case e.handshakes <- struct{}{}:
+		case places <- struct{}{}:
 			e.wg.Go(func() {
-				defer func() { <-e.handshakes }()
+				defer func() { <-places }()
 				stop := context.AfterFunc(e.ctx, func() { _ = conn.SetDeadline(time.Now()) })
 				defer stop()
 				e.serve(conn)
@@ -311,19 +313,21 @@ func (e *Engine) heart() {
 	defer tick.Stop()
 	limit := int32(e.opts.PeerTimeout / heartTick)
 	beat := int(min(beatInterval, e.opts.PeerTimeout/4) / heartTick)
+	var sessions []*session
 	for n := 0; ; n++ {
 		select {
 		case <-tick.C:
 		case <-e.ctx.Done():
 			return
 		}
-		for _, s := range e.sessions() {
+		sessions = e.sessions(sessions[:0])
+		for _, s := range sessions {
 			switch s.state.Load() {
 			case stateUp:
 				if silent := s.silent.Add(1); silent > limit {
 					s.fail(ErrPeerDown, fmt.Errorf("silent for %v", time.Duration(silent-1)*heartTick))
 				} else if n%max(beat, 1) == 0 {
-					s.send(wire.TypeBeat, 0, nil)
+					s.enqueue(beatFrame)
 				}
 			case stateDown:
 				if n%int(time.Second/heartTick) == 0 {
@@ -334,10 +338,13 @@ func (e *Engine) heart() {
 	}
 }
 
-func (e *Engine) sessions() []*session {
+// beatFrame is a beat as it travels.
+var beatFrame = wire.AppendFrame(nil, wire.TypeBeat, 0, nil)
+
+// sessions appends the latest session of each peer to out.
+func (e *Engine) sessions(out []*session) []*session {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	out := make([]*session, 0, len(e.peers))
 	for _, p := range e.peers {
 		if s := p.cur.Load(); s != nil {
 			out = append(out, s)

@@ -31,7 +31,7 @@ import (
 const (
 	handshakeTime = 10 * time.Second // of a whole handshake
 	helloTime     = 2 * time.Second  // until a Hello is there: strangers do not hold a place for long
-	maxHandshakes = 64               // under way at once on the answering side
+	maxHandshakes = 64               // under way at once on each listener
 )
 
 // refusal is a Refuse that was sent or received.

@@ -59,7 +59,6 @@ type Engine struct {
 	nextObs    int
 	closed     bool
 	listeners  []net.Listener
-	handshakes chan struct{} // one token for each handshake that is under way
 }
 
 // Open opens the rails and starts serving peers. It fails when no rail can be opened, and when a rail that Options.Rails lists
@@ -72,7 +71,6 @@ func Open(ctx context.Context, o Options) (*Engine, error) {
 	e := &Engine{
 		opts: o, imms: imm.NewTable(), ops: ring.NewQueue[*op](poolSize), done: make(chan struct{}),
 		regions: map[uint64]*Region{}, peers: map[ID]*Peer{}, dials: map[string]*dial{}, observers: map[int]func(PeerEvent){},
-		handshakes: make(chan struct{}, maxHandshakes),
 	}
 	_, _ = rand.Read(e.id[:]) // never fails (crypto/rand)
 	_, _ = rand.Read(e.secret[:])

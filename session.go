@@ -259,8 +259,13 @@ func (s *session) waitFenced(ctx context.Context) error {
 
 // send queues a control frame. m may be nil.
 func (s *session) send(t wire.Type, request uint64, m wire.Message) {
+	s.enqueue(wire.AppendFrame(nil, t, request, m))
+}
+
+// enqueue hands a frame to the writer.
+func (s *session) enqueue(frame []byte) {
 	select {
-	case s.out <- wire.AppendFrame(nil, t, request, m):
+	case s.out <- frame:
 	case <-s.ctx.Done():
 	default:
 		s.fail(ErrPeerDown, fmt.Errorf("%d control messages wait: it does not read", outDepth))

@@ -36,7 +36,7 @@ func (e *Engine) Stats() Stats {
 	for _, d := range e.rails {
 		st.Rails = append(st.Rails, RailStats{Provider: d.Provider, Device: d.Name, LinkBits: d.LinkBits})
 	}
-	sessions := e.sessions()
+	sessions := e.sessions(nil)
 	counts := make([]rail.Counts, len(sessions))
 	_ = e.worker.do(func(*rail.Group) error { // fails when the engine is closed: then the counts are 0
 		for i, s := range sessions {

@@ -36,7 +36,7 @@ func ThisMachine() Machine {
 	}
 	var sys unix.Sysinfo_t
 	if unix.Sysinfo(&sys) == nil {
-		m.MemoryGiB = int(uint64(sys.Totalram) * uint64(sys.Unit) >> 30)
+		m.MemoryGiB = int(sys.Totalram * uint64(sys.Unit) >> 30)
 	}
 	var name unix.Utsname
 	if unix.Uname(&name) == nil {

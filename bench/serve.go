@@ -35,48 +35,53 @@ func Serve(ctx context.Context) error {
 	parent, ctx := proc.Attach(ctx)
 	r := &receiver{parent: parent}
 	err := r.serve(ctx)
+	if errors.Is(err, proc.ErrParentGone) { // it has ended the run
+		err = nil
+	}
 	if r.close != nil {
-		if cerr := r.close(); err == nil {
-			err = cerr
-		}
+		err = errors.Join(err, r.close())
 	}
-	if err != nil && !errors.Is(err, proc.ErrParentGone) {
+	if err != nil {
 		parent.Fail(err)
-		return err
 	}
-	return nil
+	return err
 }
 
+// serve answers the parent until it is gone, or something fails.
 func (r *receiver) serve(ctx context.Context) error {
 	for {
 		m, err := r.parent.Next(ctx)
 		if err != nil {
 			return err
 		}
-		switch m.Kind {
-		case msgOpen:
-			var q openRequest
-			if err = m.Decode(&q); err == nil {
-				err = r.open(ctx, q)
-			}
-		case msgWork:
-			var q workRequest
-			if err = m.Decode(&q); err == nil {
-				err = r.work(ctx, q)
-			}
-		case msgVerify:
-			var moved uint64
-			if err = m.Decode(&moved); err == nil {
-				bad := r.order.corrupt(r.pool.Bytes(), r.config.Size, r.config.Seed, moved)
-				err = r.parent.Send(msgResult, bad)
-			}
-		default:
-			err = fmt.Errorf("bench: unknown request %q", m.Kind)
-		}
-		if err != nil {
+		if err := r.answerTo(ctx, m); err != nil {
 			return err
 		}
 	}
+}
+
+func (r *receiver) answerTo(ctx context.Context, m proc.Message) error {
+	switch m.Kind {
+	case msgOpen:
+		var q openRequest
+		if err := m.Decode(&q); err != nil {
+			return err
+		}
+		return r.open(ctx, q)
+	case msgWork:
+		var q workRequest
+		if err := m.Decode(&q); err != nil {
+			return err
+		}
+		return r.work(ctx, q)
+	case msgVerify:
+		var moved uint64
+		if err := m.Decode(&moved); err != nil {
+			return err
+		}
+		return r.parent.Send(msgResult, r.order.corrupt(r.pool.Bytes(), r.config.Size, r.config.Seed, moved))
+	}
+	return fmt.Errorf("bench: unknown request %q", m.Kind)
 }
 
 func (r *receiver) open(ctx context.Context, q openRequest) error {
@@ -114,7 +119,7 @@ func (r *receiver) open(ctx context.Context, q openRequest) error {
 	if err != nil {
 		return err
 	}
-	defer l.Close()
+	defer func() { _ = l.Close() }()
 	a.Stream = l.Addr().String()
 	if err := r.parent.Send(msgReady, a); err != nil {
 		return err
@@ -165,8 +170,9 @@ func (r *receiver) do(ctx context.Context, q workRequest) error {
 		return echo(r.rw, message(c), q.Count)
 	case workDrain:
 		return drain(r.rw, message(c), q.Count)
+	default:
+		return fmt.Errorf("bench: unknown work %q", q.Work)
 	}
-	return fmt.Errorf("bench: unknown work %q", q.Work)
 }
 
 // pong answers n writes, each with a write.

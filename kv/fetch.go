@@ -158,6 +158,11 @@ func (d *Decoder) step(a *attempt, e fetchEvent) {
 		if err := d.cfg.Pool.Return(a.pages, a.seq); err != nil {
 			d.log.Error("pages are lost", "attempt", a.seq, "err", err) // somebody else returned them: they are free, or another's
 		}
+	}
+	if fx&fxQuiet != 0 {
+		close(p.quiet) // after the pages are free: whoever waits for it may reserve them
+	}
+	if fx&fxFree != 0 {
 		d.admit()
 	}
 }
@@ -169,7 +174,6 @@ func (d *Decoder) quiet(a *attempt) {
 	d.imms.put(a.imm)
 	delete(a.link.live, a.seq)
 	a.p.stopWatch()
-	close(a.p.quiet)
 	if a.withdrawn {
 		d.quarantined -= len(a.pages)
 	}

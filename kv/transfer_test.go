@@ -111,8 +111,7 @@ func TestFetchRefusesWhatCanNeverFit(t *testing.T) {
 
 func TestRefusedRequestsSayWhy(t *testing.T) {
 	hold := make(chan struct{})
-	var once sync.Once
-	release := func() { once.Do(func() { close(hold) }) }
+	release := sync.OnceFunc(func() { close(hold) })
 	p := newPrefillSide(t, "shm", small, 40, func(h *toy, c *PrefillerConfig) {
 		c.Jobs = 2
 		h.step = func(*Job, int, int) { <-hold }
@@ -214,6 +213,8 @@ func TestCancelAtEveryLayer(t *testing.T) {
 				id := fmt.Sprintf("c%d", n)
 				at := make(chan struct{})
 				goOn := make(chan struct{})
+				resume := sync.OnceFunc(func() { close(goOn) })
+				t.Cleanup(resume)
 				f := func(j *Job, a, b int) {
 					if j.ID() == id && a == first && b == layer {
 						close(at)
@@ -228,7 +229,7 @@ func TestCancelAtEveryLayer(t *testing.T) {
 				<-at
 				x.Cancel("test")
 				if n%2 == 0 {
-					close(goOn) // the engine goes on while the cancel is on its way
+					resume() // the engine goes on while the cancel is on its way
 				}
 				if _, err := x.Wait(limit(t)); !errors.Is(err, ErrCancelled) {
 					t.Fatalf("%s: got %v, want ErrCancelled", id, err)
@@ -242,7 +243,7 @@ func TestCancelAtEveryLayer(t *testing.T) {
 					t.Fatalf("%s: %d pages free after Quiesced, want 24", id, free)
 				}
 				if n%2 == 1 {
-					close(goOn)
+					resume()
 				}
 				// The next request gets the same pages: a late write of the cancelled one would spoil it.
 				d.fetch(t, p, id+" next", tokens)

@@ -11,8 +11,24 @@ import (
 )
 
 func newEntries(n int) (*SharedIndex, SharedWriter, SharedReader) {
-	index, slots := new(SharedIndex), make([]Entry, n)
+	index, slots := new(SharedIndex), make([]Slot, n)
 	return index, NewSharedWriter(index, slots), NewSharedReader(index, slots)
+}
+
+func mustTake(t *testing.T, r *SharedReader) {
+	t.Helper()
+	if _, ok, err := r.Next(); !ok || err != nil {
+		t.Fatalf("no entry, %v", err)
+	}
+}
+
+// after moves a ring to where it would be after that many entries.
+func after(n uint64, index *SharedIndex, w *SharedWriter, r *SharedReader) {
+	w.next, w.published, w.tail, r.next = n, n, n, n
+	index.tail.Store(n)
+	for pos := n - w.size; pos != n; pos++ {
+		w.slots[pos&(w.size-1)].word = lap(pos, w.size)
+	}
 }
 
 func newBytes(n int) (*SharedIndex, SharedByteWriter, SharedByteReader) {
@@ -21,31 +37,36 @@ func newBytes(n int) (*SharedIndex, SharedByteWriter, SharedByteReader) {
 }
 
 func TestEntriesStayInOrderAroundTheEnd(t *testing.T) {
-	for _, start := range []uint64{0, 5, 1<<64 - 20} { // the last: positions wrap
-		index, w, r := newEntries(8)
-		w.next, w.tail, r.next, r.head = start, start, start, start
-		index.head.Store(start)
-		index.tail.Store(start)
+	const size = 8
+	for _, start := range []uint64{size, size * (1<<32 - 3), 1<<64 - 20} { // the laps wrap, the positions wrap
+		index, w, r := newEntries(size)
+		after(start, index, &w, &r)
 		sent, seen := uint64(0), uint64(0)
 		for seen < 1000 {
 			room, err := w.Room(3)
-			if err != nil || room > 8 {
-				t.Fatalf("start %#x: room is %d, %v", start, room, err)
+			if err != nil || room > size-int(sent-seen) || room < min(3, size-int(sent-seen)) {
+				t.Fatalf("start %#x: room is %d, %v, with %d entries in the ring", start, room, err, sent-seen)
 			}
 			for range min(room, int(sent%5)+1) {
-				w.Put(Entry{sent, ^sent})
+				w.Put(Entry{sent, ^uint32(sent)})
 				sent++
 			}
 			w.Publish()
-			ready, err := r.Ready()
-			if err != nil || ready != int(sent-seen) || r.Empty() != (ready == 0) {
-				t.Fatalf("start %#x: %d are ready (%v), want %d", start, ready, err, sent-seen)
-			}
-			for range min(ready, int(seen%3)+1) {
-				if e := r.Take(); e != (Entry{seen, ^seen}) {
+			for range seen%3 + 1 {
+				e, ok, err := r.Next()
+				if err != nil || ok != (seen < sent) {
+					t.Fatalf("start %#x: next is %v, %v with %d entries in the ring", start, ok, err, sent-seen)
+				}
+				if !ok {
+					break
+				}
+				if e != (Entry{seen, ^uint32(seen)}) {
 					t.Fatalf("start %#x: entry %d is %+v", start, seen, e)
 				}
 				seen++
+			}
+			if r.Empty() != (seen == sent) {
+				t.Fatalf("start %#x: Empty is %v with %d entries in the ring", start, r.Empty(), sent-seen)
 			}
 			r.Release()
 		}
@@ -54,13 +75,23 @@ func TestEntriesStayInOrderAroundTheEnd(t *testing.T) {
 
 func TestNothingIsSeenBeforePublish(t *testing.T) {
 	_, w, r := newEntries(4)
-	w.Put(Entry{1, 2})
-	if n, err := r.Ready(); n != 0 || err != nil || !r.Empty() {
-		t.Fatalf("%d entries, %v before Publish", n, err)
-	}
-	w.Publish()
-	if n, err := r.Ready(); n != 1 || err != nil || r.Empty() {
-		t.Fatalf("%d entries, %v after Publish", n, err)
+	for lap := range 3 {
+		for range 4 {
+			w.Put(Entry{1, 2})
+		}
+		if _, ok, err := r.Next(); ok || err != nil || !r.Empty() {
+			t.Fatalf("lap %d: an entry, %v before Publish", lap, err)
+		}
+		w.Publish()
+		for i := range 4 {
+			if e, ok, err := r.Next(); !ok || err != nil || e != (Entry{1, 2}) {
+				t.Fatalf("lap %d: entry %d is %+v, %v, %v after Publish", lap, i, e, ok, err)
+			}
+		}
+		r.Release()
+		if _, err := w.Room(4); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -73,10 +104,7 @@ func TestFullRingHasNoRoomUntilRelease(t *testing.T) {
 	if n, err := w.Room(1); n != 0 || err != nil {
 		t.Fatalf("a full ring has room for %d, %v", n, err)
 	}
-	if n, _ := r.Ready(); n != 4 {
-		t.Fatalf("%d ready, want 4", n)
-	}
-	r.Take()
+	mustTake(t, &r)
 	if n, _ := w.Room(1); n != 0 {
 		t.Fatal("room before Release")
 	}
@@ -95,8 +123,7 @@ func TestWaitIsToldOnce(t *testing.T) {
 	if w.Wait() {
 		t.Fatal("Wait says that something was taken")
 	}
-	_, _ = r.Ready()
-	r.Take()
+	mustTake(t, &r)
 	if !r.Release() {
 		t.Fatal("Release does not say that the writer waits")
 	}
@@ -124,7 +151,7 @@ func TestEntriesBetweenGoroutines(t *testing.T) {
 				runtime.Gosched()
 			}
 			for range min(n, 16, int(total-i)) {
-				w.Put(Entry{i, i * i})
+				w.Put(Entry{i, uint32(i * i)})
 				i++
 			}
 			w.Publish()
@@ -132,21 +159,21 @@ func TestEntriesBetweenGoroutines(t *testing.T) {
 		done <- nil
 	}()
 	for i := uint64(0); i < total; {
-		n, err := r.Ready()
+		e, ok, err := r.Next()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n == 0 {
+		if !ok {
+			r.Release()
 			runtime.Gosched()
+			continue
 		}
-		for range n {
-			if e := r.Take(); e != (Entry{i, i * i}) {
-				t.Fatalf("entry %d is %+v", i, e)
-			}
-			i++
+		if e != (Entry{i, uint32(i * i)}) {
+			t.Fatalf("entry %d is %+v", i, e)
 		}
-		r.Release()
+		i++
 	}
+	r.Release()
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
@@ -177,15 +204,14 @@ func TestNoWaitIsLost(t *testing.T) {
 		done <- ""
 	}()
 	for i := uint64(0); i < total; {
-		n, err := r.Ready()
+		_, ok, err := r.Next()
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range n {
-			r.Take()
+		if ok {
 			i++
 		}
-		if n > 0 && r.Release() {
+		if ok && r.Release() {
 			select {
 			case wake <- struct{}{}:
 			default: // one is on its way, and the writer looks after it
@@ -193,13 +219,13 @@ func TestNoWaitIsLost(t *testing.T) {
 		}
 		select {
 		case fault := <-done:
-			if fault != "" || i < total {
+			if fault != "" {
 				t.Fatalf("after %d of %d entries: the writer ended: %s", i, total, fault)
 			}
-			return
+			done <- fault // it has put all, and we have not taken all yet
 		default:
-			runtime.Gosched()
 		}
+		runtime.Gosched()
 	}
 	if fault := <-done; fault != "" {
 		t.Fatal(fault)
@@ -258,8 +284,7 @@ func TestHostileReaderIsNoticed(t *testing.T) {
 			w.Put(Entry{})
 		}
 		w.Publish()
-		_, _ = r.Ready()
-		r.Take()
+		mustTake(t, &r)
 		r.Release()
 		if _, err := w.Room(4); err != nil {
 			t.Fatal(err)
@@ -278,17 +303,28 @@ func TestHostileReaderIsNoticed(t *testing.T) {
 }
 
 func TestHostileWriterIsNoticed(t *testing.T) {
-	for name, head := range map[string]uint64{"more than the ring holds": 6, "far away": 1 << 63, "back": 0, "before what was seen": 2} {
+	for name, word := range map[string]uint64{"a lap ahead": lap(8, 4), "a lap behind": lap(0, 4) - 1<<32, "far away": 1 << 63} {
 		index, w, r := newEntries(4)
+		after(4, index, &w, &r)
+		w.slots[0].word = word
+		if _, ok, err := r.Next(); !errors.Is(err, ErrCorrupt) || r.Empty() {
+			t.Errorf("%s: Next returned %v, %v, want ErrCorrupt, and Empty %v, want false", name, ok, err, r.Empty())
+		}
+	}
+	for name, head := range map[string]uint64{"more than the area holds": 88, "far away": 1 << 63, "back": 8, "before what was read": 0} {
+		index, w, r := newBytes(64)
 		for range 3 {
-			w.Put(Entry{})
+			w.Put(make([]byte, 8))
 		}
 		w.Publish()
-		_, _ = r.Ready()
-		r.Take()
+		n, _, err := r.Next(8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Drop(n)
 		index.head.Store(head)
-		if _, err := r.Ready(); !errors.Is(err, ErrCorrupt) {
-			t.Errorf("%s: Ready returned %v, want ErrCorrupt", name, err)
+		if _, _, err := r.Next(8); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("%s: Next returned %v, want ErrCorrupt", name, err)
 		}
 	}
 }
@@ -351,8 +387,7 @@ func TestSharedRingsAllocateNothing(t *testing.T) {
 		_, _ = w.Room(1)
 		w.Put(Entry{1, 2})
 		w.Publish()
-		_, _ = r.Ready()
-		r.Take()
+		_, _, _ = r.Next()
 		r.Release()
 		_, _ = bw.Fits(100)
 		bw.Put(msg)

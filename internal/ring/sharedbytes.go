@@ -31,6 +31,10 @@ func (w *SharedByteWriter) Fits(n uint64) (bool, error) {
 	return free >= want, err
 }
 
+// Publish makes everything that was put visible to the reader. It is one locked instruction, so a batch shares it.
+// hot:
+func (w *SharedByteWriter) Publish() { w.index.head.Store(w.next) }
+
 // Put adds a message that fits and returns the position behind it, for Taken. The reader sees it after Publish.
 // hot:
 func (w *SharedByteWriter) Put(msg []byte) uint64 {
@@ -53,21 +57,28 @@ func (w *SharedByteWriter) Taken() (uint64, error) {
 // SharedByteReader is the reading side of a ring of bytes. Owned by one goroutine.
 type SharedByteReader struct {
 	reader
+	head uint64 // as last seen
 	area []byte
 }
 
 // NewSharedByteReader is the reading side of a new ring, see NewSharedByteWriter.
 func NewSharedByteReader(index *SharedIndex, area []byte) SharedByteReader {
-	return SharedByteReader{reader{index: index, size: uint64(len(area))}, area}
+	return SharedByteReader{reader: reader{index: index, size: uint64(len(area))}, area: area}
 }
+
+// Empty reports whether Next would find nothing.
+// hot:
+func (r *SharedByteReader) Empty() bool { return r.index.head.Load() == r.next }
 
 // Next is the length of the oldest message, at most limit; ok is false when there is none.
 // hot:
 func (r *SharedByteReader) Next(limit uint64) (n uint64, ok bool, err error) {
-	if err := r.load(); err != nil {
-		return 0, false, err
+	head := r.index.head.Load()
+	have := head - r.next
+	if have > r.size || have < r.head-r.next {
+		return 0, false, ErrCorrupt // more than the ring holds, or it went back
 	}
-	have := r.head - r.next
+	r.head = head
 	if have == 0 {
 		return 0, false, nil
 	}

@@ -41,9 +41,9 @@ func main() {
 	}
 }
 
-// run executes go test and reads its events. An interrupt reaches go test too, which is in the same process group.
+// run executes go test and reads its events. An interrupt of the terminal reaches go test too, whose end ends this process.
 func run(out io.Writer, args []string) (Summary, error) {
-	signal.Ignore(syscall.SIGINT)
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT) // caught, not ignored: go test would inherit that
 	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
 	cmd.Stderr = os.Stderr
 	events, err := cmd.StdoutPipe()

@@ -71,13 +71,10 @@ func TestHostileRingsCostTheirOwnerTheConnection(t *testing.T) {
 	msgs := unsafe.Offsetof(lane{}.msgs)
 	const tail = ring.Line // offset of the reader's word in a SharedIndex
 	for name, attack := range map[string]func(h *hostile, page []byte){
-		"immediates: head past the ring": func(_ *hostile, page []byte) { put(page, lane0, ringEntries+1) },
-		"immediates: head far away":      func(_ *hostile, page []byte) { put(page, lane0, 1<<63) },
-		"immediates: entry without mark": func(_ *hostile, page []byte) { put(page, lane0, 1) },
+		"immediates: entry of another lap": func(_ *hostile, page []byte) { put(page, slots+8, 2<<32) },
 		"immediates: length too long": func(_ *hostile, page []byte) {
 			put(page, slots, maxMsg+1)
-			put(page, slots+8, immMark|5)
-			put(page, lane0, 1)
+			put(page, slots+8, 1<<32|5)
 		},
 		"messages: head past the area": func(_ *hostile, page []byte) { put(page, lane0+msgs, areaSize+8) },
 		"messages: frame without mark": func(_ *hostile, page []byte) { put(page, lane0+msgs, 16) },
@@ -116,7 +113,7 @@ func TestHostileRingsCostTheirOwnerTheConnection(t *testing.T) {
 // connection, the process survives and the other connection works.
 func TestScribbledPagesPanicNobody(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	words := []uint64{0, 1, 2, 8, 511, 512, 513, 1 << 17, 1 << 32, 1 << 63, 1<<64 - 1, immMark, 0x4d534721<<32 | 100}
+	words := []uint64{0, 1, 2, 8, 511, 512, 513, 1 << 17, 1 << 32, 1 << 63, 1<<64 - 1, 1<<32 | 7, 2 << 32, 0x4d534721<<32 | 100}
 	for range 200 {
 		h := newHostile(t)
 		span, k := h.victim.memory(4096)

@@ -288,10 +288,20 @@ func TestSleepingWriterIsWokenWhenThereIsRoom(t *testing.T) {
 		result <- nil
 	}()
 	<-asleep
-	if n, err := b.d.peer(b.peer).immIn.Ready(); n != ringEntries || err != nil {
-		t.Fatalf("the writer sleeps with %d entries in the ring (%v), it holds %d", n, err, ringEntries)
+	seen := ringEntries
+	p := b.d.peer(b.peer)
+	for i := range ringEntries {
+		if _, ok, err := p.immIn.Next(); !ok || err != nil {
+			t.Fatalf("the writer sleeps with %d entries in the ring (%v), it holds %d", i, err, ringEntries)
+		}
 	}
-	seen := 0
+	if !p.immIn.Empty() {
+		t.Fatalf("the ring holds more than %d entries", ringEntries)
+	}
+	if !p.immIn.Release() {
+		t.Fatal("the writer has not asked to be woken")
+	}
+	b.d.ring(p)
 	for deadline := time.Now().Add(hangGuard); seen < total; {
 		b.poll()
 		seen += len(b.got)

@@ -57,7 +57,7 @@ const slotBusy = maxRegions + 1
 type pairPage struct {
 	lanes [2]lane
 	_     [pageSize - 2*unsafe.Sizeof(lane{})]byte
-	slots [2][ringEntries]ring.Entry
+	slots [2][ringEntries]ring.Slot
 	areas [2][areaSize]byte
 }
 

@@ -1,7 +1,6 @@
 package shm
 
 import (
-	"github.com/hawser-project/hawser/internal/ring"
 	"github.com/hawser-project/hawser/provider"
 )
 
@@ -97,22 +96,18 @@ func (d *domain) visit(p *peer, cs []provider.Completion) int {
 // takeImms takes immediates, after checking each.
 // hot:
 func (d *domain) takeImms(p *peer, cs []provider.Completion) int {
-	if p.immIn.Empty() {
-		return 0
-	}
-	ready, err := p.immIn.Ready()
-	n := min(ready, len(cs), visitBatch)
-	for i := range n {
-		e := p.immIn.Take()
-		if e.B&^uint64(1<<32-1) != immMark || e.A > maxMsg {
-			n, err = i, ring.ErrCorrupt
+	n := 0
+	for n < min(len(cs), visitBatch) {
+		e, ok, err := p.immIn.Next()
+		if err != nil || ok && e.A > maxMsg {
+			d.breach(p)
+			return n
+		}
+		if !ok {
 			break
 		}
-		cs[i] = provider.Completion{Len: e.A, Peer: p.handle, Imm: uint32(e.B), Kind: provider.KindImm}
-	}
-	if err != nil {
-		d.breach(p)
-		return n
+		cs[n] = provider.Completion{Len: e.A, Peer: p.handle, Imm: e.B, Kind: provider.KindImm}
+		n++
 	}
 	if n > 0 && p.immIn.Release() {
 		d.ring(p)

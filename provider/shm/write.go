@@ -270,7 +270,7 @@ func (d *domain) settleBatch(p *peer, n int) bool {
 			j.status = provider.StatusAccess
 		}
 		if j.status == provider.StatusOK && j.wr.Op == provider.OpWriteImm {
-			p.immOut.Put(ring.Entry{A: j.wr.Len, B: immMark | uint64(j.wr.Imm)})
+			p.immOut.Put(ring.Entry{A: j.wr.Len, B: j.wr.Imm})
 			publish = true
 		}
 		d.complete(p, &j.wr, j.status, j.detail)
@@ -278,9 +278,6 @@ func (d *domain) settleBatch(p *peer, n int) bool {
 	p.writes.drop(n)
 	return publish
 }
-
-// immMark is the high half of an entry's second word: a ring that was written by something else is noticed.
-const immMark = 0x696d6d21 << 32
 
 // runSends completes the sends that the peer has taken and puts the next ones into the ring.
 // hot:
