@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 
+	"github.com/hawser-project/hawser/internal/invariants"
 	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/internal/ring"
 )
@@ -142,6 +143,9 @@ func (o *op) Complete(*rail.Op) {
 	var err error
 	if o.Status != 0 {
 		err = &OpError{Op: o.name, Peer: o.sess.peer, Err: statusError(o.Status, o.sess.cause())}
+	}
+	if invariants.Enabled {
+		invariants.Check(o.transfer != nil || o.queue != nil, "%s completed twice", o.name)
 	}
 	e, t, q, cookie := o.e, o.transfer, o.queue, o.Cookie
 	e.dropOp(o)

@@ -51,11 +51,11 @@ type session struct {
 	fault   string // why a link of rp failed during set-up
 	why     error  // of stateDown
 	wasUp   bool
-	torn    bool   // the dispatcher has seen stateDown
-	told    bool   // PeerFenced was emitted
-	fencing int    // outcomes that the running attempt still waits for
-	proved  int    // links that are fenced
-	refused bool   // the last attempt had no proof for some link
+	torn    bool // the dispatcher has seen stateDown
+	told    bool // PeerFenced was emitted
+	fencing int  // outcomes that the running attempt still waits for
+	proved  int  // links that are fenced
+	refused bool // the last attempt had no proof for some link
 	wake    chan struct{}
 	asked   map[uint64]chan []byte // answers to our questions, by request number
 	nextAsk uint64

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -146,6 +147,8 @@ type toy struct {
 	step func(j *Job, first, layer int)
 	// refuse, when set, is the answer to Admit.
 	refuse error
+	// dead ends the current job after its step: its memory is gone.
+	dead atomic.Bool
 
 	mu   sync.Mutex
 	cond sync.Cond
@@ -260,6 +263,9 @@ func (h *toy) compute(p *Prefiller, x *toyJob) {
 			}
 			if h.step != nil {
 				h.step(j, first, layer)
+			}
+			if h.dead.Load() {
+				return
 			}
 			pass.LayerReady(layer, false)
 		}

@@ -64,7 +64,8 @@ func TestDecodeNamesWhatIsWrong(t *testing.T) {
 		return b
 	}
 	huge := small
-	huge.Group.HeadDim = 1 << 19
+	huge.Group.HeadDim = 1 << 20
+	huge.Group.KVHeads = 64
 	view := samples()[0].(*hello)
 	view.views[3].region = 2
 	for _, c := range []struct {

@@ -288,7 +288,7 @@ func disconnectFlushesThenDown(w *world) {
 // disconnectDeliversWhatArrived: what ended with ok at the writer reaches the peer's owner, though the connection has
 // gone meanwhile and the owner did not poll.
 func disconnectDeliversWhatArrived(w *world) {
-	for _, polls := range []int{0, 1, 3, 40} {
+	for i, polls := range []int{0, 1, 3, 40, 40} {
 		l := w.lane(w.open("a"), w.open("b"), 64<<10)
 		a, b := l.from, l.to
 		box := w.mailbox(b, 16, 256)
@@ -306,6 +306,7 @@ func disconnectDeliversWhatArrived(w *world) {
 		if err != nil {
 			w.Fatal(err)
 		}
+		b.paused = i%2 == 1
 		for range polls {
 			w.pump()
 		}

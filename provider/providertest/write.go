@@ -189,17 +189,29 @@ func largestWriteArrives(w *world) {
 
 func tooLongWriteIsLocalError(w *world) {
 	l := w.pair(4096)
-	if l.from.caps.MaxMsg == math.MaxUint64 {
-		w.Fatal("caps: MaxMsg is 2^64-1: there is no such memory")
+	a, caps := l.from, l.from.caps
+	if caps.MaxMsg == math.MaxUint64 || caps.MaxSend > bigWrite {
+		w.Fatalf("caps %+v: there is no such memory", caps)
 	}
 	wr := l.write(0, 0, 1)
-	wr.Len = l.from.caps.MaxMsg + 1
-	tok := l.from.post(wr)
-	l.from.finish(tok...)
-	l.from.wantStatus(provider.StatusLocal, tok...)
-	big := send(l.peer, l.src, 0, 1)
-	big.Len = l.from.caps.MaxSend + 1
-	tok = l.from.post(big)
+	wr.Len = caps.MaxMsg + 1
+	// Memory of that length, where it can be had; elsewhere the length alone must be enough.
+	switch {
+	case caps.Phantom:
+		k, err := a.dom.Register(provider.Memory{FD: -1, Phantom: wr.Len}, 0)
+		if err != nil {
+			w.Fatal(err)
+		}
+		wr.LocalKey, wr.LocalAddr = k.ID, k.Base
+	case wr.Len <= bigWrite:
+		r := w.region(a, int(wr.Len), 0)
+		wr.LocalKey, wr.LocalAddr = r.key.ID, r.key.Base
+	}
+	tok := a.post(wr)
+	a.finish(tok...)
+	a.wantStatus(provider.StatusLocal, tok...)
+	long := int(caps.MaxSend + 1)
+	tok = a.post(send(l.peer, w.region(a, long, 0), 0, long))
 	l.from.finish(tok...)
 	l.from.wantStatus(provider.StatusLocal, tok...)
 	l.works()
@@ -276,13 +288,33 @@ func silentPeerBlocksNobody(w *world) {
 	for range 50 {
 		toC.works()
 	}
-	b.paused = false
-	bufs := w.region(b, 512*(depth/4+1), 0)
-	for i := range depth / 4 {
-		b.post(recv(bufs, i*512, 512))
+	// Now with nothing but messages outstanding, which stay until there are receives.
+	sends := depth / 4
+	for full := 0; full < 2; {
+		toks, err := a.tryPost([]provider.WR{send(toB.peer, toB.src, 0, 512)})
+		if err != nil {
+			w.Fatal(err)
+		}
+		if full++; len(toks) > 0 {
+			full = 0
+		} else {
+			w.settle() // what can complete without the peer's owner completes
+		}
+		sends += len(toks)
+		silent = append(silent, toks...)
 	}
+	for range 50 {
+		toC.works()
+	}
+	b.paused = false
+	bufs := w.region(b, 512*64, 0)
+	recvs := 0
 	w.until("all work to the peer that polls again completes", func() bool {
-		return a.isDone(silent...) && len(b.imms) == depth-depth/4 && len(b.msgs) == depth/4
+		if recvs < sends && recvs < len(b.msgs)+64 {
+			b.post(recv(bufs, recvs%64*512, 512))
+			recvs++
+		}
+		return a.isDone(silent...) && len(b.imms) == depth-depth/4 && len(b.msgs) == sends
 	})
 	a.wantStatus(provider.StatusOK, silent...)
 }

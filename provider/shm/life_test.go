@@ -346,3 +346,31 @@ func TestMessagesWaitABitForReceives(t *testing.T) {
 		}
 	}
 }
+
+// TestEachSleepIsWoken: the peer rings once a sleep, and a wake may find nothing that the owner can take.
+func TestEachSleepIsWoken(t *testing.T) {
+	a, b := newPair(t)
+	asleep := func() {
+		t.Helper()
+		if b.d.Arm() {
+			t.Fatal("Arm reports work")
+		}
+	}
+	woken := func() {
+		t.Helper()
+		if !b.bell.Park(hangGuard) {
+			t.Fatal("the owner was not woken")
+		}
+	}
+	asleep()
+	a.post(provider.WR{Op: provider.OpSend}) // for which b has no receive
+	woken()
+	asleep() // without a Poll in between
+	a.post(provider.WR{Op: provider.OpWriteImm})
+	woken()
+	b.wait(provider.KindImm)
+	asleep()
+	a.post(provider.WR{Op: provider.OpWriteImm})
+	woken()
+	b.wait(provider.KindImm)
+}
