@@ -272,33 +272,34 @@ func (e *Engine) dialEndpoint(ctx context.Context, end endpoint, id ID) (*Peer, 
 	_ = conn.SetDeadline(deadline)
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
 	defer stop()
-	s, err := e.greet(ctx, conn, id)
+	p, err := e.greet(ctx, conn, id)
 	if err == nil {
-		return s.peer, nil
+		return p, nil
 	}
 	_ = conn.Close()
 	var r *refusal
 	if errors.As(err, &r) && r.code == wire.RefuseDuplicate {
-		return e.awaitPeer(ctx, id, err)
+		if p == nil && id != (ID{}) {
+			p = e.peer(id)
+		}
+		if p != nil {
+			return p, p.await(ctx, err)
+		}
 	}
 	return nil, err
 }
 
-// awaitPeer waits for the connection that was preferred to ours.
-func (e *Engine) awaitPeer(ctx context.Context, id ID, cause error) (*Peer, error) {
-	if id == (ID{}) {
-		return nil, cause
-	}
-	p := e.peer(id)
+// await waits for the connection that was preferred to ours.
+func (p *Peer) await(ctx context.Context, cause error) error {
 	for {
 		changed := p.change()
 		if p.Up() {
-			return p, nil
+			return nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w; it did not come up: %w", cause, context.Cause(ctx))
+			return fmt.Errorf("%w; it did not come up: %w", cause, context.Cause(ctx))
 		}
 	}
 }

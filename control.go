@@ -108,8 +108,9 @@ func (e *Engine) mac(who string, parts ...[]byte) (sum [32]byte) {
 	return sum
 }
 
-// greet runs the dialer's side on a fresh connection and returns a session that is up. want may be zero.
-func (e *Engine) greet(ctx context.Context, conn net.Conn, want ID) (*session, error) {
+// greet runs the dialer's side on a fresh connection. want may be zero. It returns the peer as soon as it is known, also with an
+// error; without one the peer is up.
+func (e *Engine) greet(ctx context.Context, conn net.Conn, want ID) (*Peer, error) {
 	c := &control{conn: conn}
 	hello := &wire.Hello{
 		Magic: wire.Magic, Min: wire.MinVersion, Max: wire.MaxVersion, ID: e.id, Want: want,
@@ -139,21 +140,22 @@ func (e *Engine) greet(ctx context.Context, conn net.Conn, want ID) (*session, e
 	case want != (ID{}) && ID(w.ID) != want:
 		return nil, refuse(wire.RefuseIdentity, "identity %s answers there, wanted %s: it has restarted, or the address is of another engine", ID(w.ID), want)
 	}
-	s, err := e.claim(ID(w.ID), conn, true)
+	p := e.peer(ID(w.ID))
+	s, err := p.claim(conn, true)
 	if err != nil {
-		return nil, err
+		return p, err
 	}
 	auth := &wire.Auth{MAC: e.mac("auth", helloBytes, welcomeBytes)}
 	if _, err := c.write(wire.TypeAuth, auth); err != nil {
-		return nil, s.abandon(err)
+		return p, s.abandon(err)
 	}
 	if err := s.followLinks(ctx, c); err != nil {
-		return nil, s.abandon(err)
+		return p, s.abandon(err)
 	}
 	if !s.setUp(w.Name) {
-		return nil, s.cause()
+		return p, s.abandon(s.cause())
 	}
-	return s, nil
+	return p, nil
 }
 
 func (e *Engine) keyed() uint8 {
@@ -208,7 +210,7 @@ func (e *Engine) answer(conn net.Conn) error {
 	if want := e.mac("auth", helloBytes, welcomeBytes); !hmac.Equal(a.MAC[:], want[:]) {
 		return refuse(wire.RefuseKey, "your proof of the cluster key is wrong: both sides need the same key")
 	}
-	s, err := e.claim(ID(h.ID), conn, false)
+	s, err := e.peer(ID(h.ID)).claim(conn, false)
 	if err != nil {
 		return err
 	}
@@ -217,8 +219,9 @@ func (e *Engine) answer(conn net.Conn) error {
 	if err := s.leadLinks(ctx, c, &h); err != nil {
 		return s.abandon(err)
 	}
+	s.send(wire.TypeUp, 0, nil) // waits for the writer, which setUp starts: nobody hears of Up before we are
 	if !s.setUp(h.Name) {
-		return s.cause()
+		return s.abandon(s.cause())
 	}
 	return nil
 }
@@ -245,19 +248,18 @@ func (e *Engine) checkHello(h *wire.Hello) error {
 
 // claim makes the session for a connection whose other side has said who it is, unless another connection is preferred: when
 // both sides dial at once, both keep what the smaller identity dialed.
-func (e *Engine) claim(id ID, conn net.Conn, dialer bool) (*session, error) {
-	p := e.peer(id)
-	s := e.newSession(p, conn, dialer)
+func (p *Peer) claim(conn net.Conn, dialer bool) (*session, error) {
+	s := p.e.newSession(p, conn, dialer)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if old := p.cur.Load(); old != nil {
 		switch old.state.Load() {
 		case stateSetup:
-			oldWins := old.dialer == less(e.id, id) // it was dialed by the smaller identity
+			oldWins := old.dialer == less(p.e.id, p.id) // it was dialed by the smaller identity
 			if oldWins {
 				return nil, refuse(wire.RefuseDuplicate, "another connection of the same pair is being set up")
 			}
-			old.fail(ErrPeerDown, errors.New("replaced by the connection that the other side dialed"))
+			old.fail(ErrPeerDown, errReplaced)
 		case stateUp:
 			if dialer {
 				return nil, refuse(wire.RefuseDuplicate, "already connected")
@@ -272,8 +274,15 @@ func (e *Engine) claim(id ID, conn net.Conn, dialer bool) (*session, error) {
 
 func less(a, b ID) bool { return string(a[:]) < string(b[:]) }
 
-// abandon fails a session during set-up and passes the error on.
+// errReplaced is why a session ends during set-up when both sides dialed.
+var errReplaced = errors.New("replaced by the connection that the other side dialed")
+
+// abandon fails a session during set-up and returns what to tell about it: a session that was replaced is a duplicate, however
+// that showed.
 func (s *session) abandon(err error) error {
+	if errors.Is(s.cause(), errReplaced) {
+		err = refuse(wire.RefuseDuplicate, "%v", errReplaced)
+	}
 	if errors.Is(err, context.DeadlineExceeded) || isTimeout(err) {
 		err = fmt.Errorf("handshake took longer than %v: %w", handshakeTime, err)
 	}
@@ -301,8 +310,7 @@ func (s *session) leadLinks(ctx context.Context, c *control, h *wire.Hello) erro
 			return err
 		}
 		if fault == "" {
-			_, err := c.write(wire.TypeUp, nil)
-			return err
+			return nil
 		}
 		tried = append(tried, fmt.Sprintf("%s: %s", way.path, fault))
 		s.dropLinks()
@@ -445,6 +453,7 @@ func (s *session) connectLinks(ctx context.Context, remote []wire.Link, active b
 		case fault != "":
 			return fault
 		case up:
+			s.linked.Store(true)
 			return ""
 		}
 		select {

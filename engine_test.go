@@ -676,3 +676,50 @@ func TestDefaultPathIsSharedMemoryAndRequireIsKept(t *testing.T) {
 		t.Fatalf("only tcp on one side: %v", err)
 	}
 }
+
+// A message that arrives before our side of the handshake is over can be answered.
+func TestFirstMessageCanBeAnsweredAtOnce(t *testing.T) {
+	worlds(t, func(t *testing.T, w *world) {
+		for range 20 {
+			a, b := w.engine(t, 0, 1), w.engine(t, 1, 1)
+			echo := func(e *hawser.Engine, rounds int) {
+				for range rounds {
+					m, err := e.Receive(testContext(t))
+					if err == nil {
+						_, err = e.Send(m.From, m.Data)
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			}
+			var wg sync.WaitGroup
+			wg.Go(func() { echo(b, 2) })
+			// a speaks as soon as b is up there, b as soon as a is up here: whoever is first is ahead of a handshake.
+			stop := b.OnPeer(func(ev hawser.PeerEvent) {
+				if ev.Kind == hawser.PeerUp {
+					if _, err := b.Send(ev.Peer, []byte("hello")); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+			wg.Go(func() { echo(a, 1) })
+			if _, err := a.Connect(testContext(t), b.Addr()); err != nil {
+				t.Fatal(err)
+			}
+			p, err := a.Connect(testContext(t), b.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := a.Send(p, []byte("hi")); err != nil {
+				t.Fatal(err)
+			}
+			wg.Wait()
+			stop()
+			if t.Failed() {
+				return
+			}
+		}
+	})
+}

@@ -144,8 +144,8 @@ func (o *op) Complete(*rail.Op) {
 	if o.Status != 0 {
 		err = &OpError{Op: o.name, Peer: o.sess.peer, Err: statusError(o.Status, o.sess.cause())}
 	}
-	if invariants.Enabled {
-		invariants.Check(o.transfer != nil || o.queue != nil, "%s completed twice", o.name)
+	if invariants.Enabled && o.transfer == nil && o.queue == nil {
+		invariants.Broken("%s completed twice", o.name)
 	}
 	e, t, q, cookie := o.e, o.transfer, o.queue, o.Cookie
 	e.dropOp(o)

@@ -38,6 +38,7 @@ type session struct {
 	ctx    context.Context // ends with the session
 	cancel context.CancelFunc
 	out    chan []byte  // frames for the writer
+	linked atomic.Bool  // our side of all links is up, which is enough to answer a peer that was quicker than our handshake
 	silent atomic.Int32 // heart ticks since the peer was heard
 
 	// Fixed once the session is up.
@@ -85,6 +86,7 @@ const outDepth = 256
 func (s *session) resetLinks() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.linked.Store(false)
 	s.rp = &rail.Peer{Tag: s}
 	s.linkUps, s.fault = 0, ""
 }
@@ -92,7 +94,7 @@ func (s *session) resetLinks() {
 // usable reports why the session cannot carry operations.
 // hot:
 func (s *session) usable() error {
-	if s.state.Load() == stateUp {
+	if st := s.state.Load(); st == stateUp || st == stateSetup && s.linked.Load() {
 		return nil
 	}
 	return s.unusable()

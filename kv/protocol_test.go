@@ -543,3 +543,69 @@ func TestDeadEngineFailsItsRequests(t *testing.T) {
 		}
 	})
 }
+
+// TestLostMessagesAreRepeated loses the first two messages of each kind that a decoder sends.
+func TestLostMessagesAreRepeated(t *testing.T) {
+	t.Parallel()
+	r := newRaw(t, "tcp", 40)
+	d := newDecodeSide(t, "tcp", small, 20)
+	type outcome struct {
+		x   *Pending
+		err error
+	}
+	fetched := make(chan outcome, 1)
+	go func() {
+		x, err := d.d.Fetch(limit(t), FetchRequest{ID: "r", Tokens: 30, From: r.eng.Addr()})
+		fetched <- outcome{x, err}
+	}()
+	third := func(want kind) body {
+		t.Helper()
+		for n := 0; ; {
+			h, b, err := r.next(limit(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.head = head{epoch: h.epoch}
+			if n++; b.kind() != want {
+				t.Fatalf("got %v, want %v", b.kind(), want)
+			} else if n == 3 {
+				return b
+			}
+		}
+	}
+	third(kindHello)
+	r.answer(&helloAck{})
+	m := third(kindDispatch).(*dispatch)
+	r.answer(&accept{m.seq})
+	got := <-fetched
+	if got.err != nil {
+		t.Fatal(got.err)
+	}
+	got.x.Cancel("test")
+	third(kindCancel)
+	r.answer(&cancelAck{m.seq, 0, true})
+	select {
+	case <-got.x.Quiesced():
+	case <-limit(t).Done():
+		t.Fatal("pages are never reusable")
+	}
+}
+
+// TestLostFailureIsAskedFor: P has ended the attempt, and the message that says so is lost.
+func TestLostFailureIsAskedFor(t *testing.T) {
+	t.Parallel()
+	seen := 0
+	r := badPrefiller(t, "tcp", func(r *raw, _ *hawser.Remote, m *dispatch) {
+		if seen++; seen == 1 {
+			r.answer(&accept{m.seq})
+		} else {
+			r.answer(&failed{cancelAck{m.seq, 0, true}, CodeEngine, "said before"})
+		}
+	})
+	d := newDecodeSide(t, "tcp", small, 20)
+	err := d.try(limit(t), r.eng.Addr(), "r", 30)
+	var f *FailedError
+	if !errors.As(err, &f) || f.Text != "said before" {
+		t.Fatalf("got %v, want the FailedError that was lost", err)
+	}
+}

@@ -22,6 +22,7 @@ type Parker struct {
 	bell   int
 	rung   atomic.Bool // the eventfd holds a wake that nobody has consumed
 	events [16]unix.EpollEvent
+	sink   [8]byte // what reading the eventfd gives; here, because a local would escape to the heap under the race detector
 	ready  bool
 	poll   func(fd uintptr) bool // made once: a closure per Park would allocate
 }
@@ -55,12 +56,14 @@ func NewParker() (*Parker, error) {
 	return p, nil
 }
 
+// one is what is written to an eventfd.
+var one = [8]byte{1}
+
 // Wake ends the owner's current or next Park. Any goroutine may call it. Wakes are merged.
 func (p *Parker) Wake() {
 	if p.rung.Swap(true) {
 		return
 	}
-	one := [8]byte{1}
 	_, _ = unix.Write(p.bell, one[:]) // fails only when the counter is full, and then the owner wakes anyway
 }
 
@@ -111,8 +114,7 @@ func (p *Parker) check(ep uintptr) bool {
 		if int(p.events[i].Fd) != p.bell {
 			continue
 		}
-		var b [8]byte
-		_, _ = unix.Read(p.bell, b[:])
+		_, _ = unix.Read(p.bell, p.sink[:])
 		// After the read: a Wake that comes in between is not written, and need not be, because the owner is awake. The
 		// other order would consume its write and leave rung set, and every later Wake would be lost.
 		p.rung.Store(false)

@@ -2,9 +2,11 @@ package invariants
 
 import "fmt"
 
-// Check panics when ok is false. Callers on a hot path guard it with Enabled, so that arguments cost nothing.
-func Check(ok bool, format string, args ...any) {
-	if Enabled && !ok {
-		panic("invariant broken: " + fmt.Sprintf(format, args...))
-	}
+// Broken panics. Callers test the rule themselves, behind Enabled, so that an unbroken rule costs no arguments:
+//
+//	if invariants.Enabled && n < 0 {
+//		invariants.Broken("count is %d", n)
+//	}
+func Broken(format string, args ...any) {
+	panic("invariant broken: " + fmt.Sprintf(format, args...))
 }

@@ -163,8 +163,8 @@ func (g *Group) placePart(p *Peer, op *Op) bool {
 	}
 	wr.Token = l.rail.takeOff(flight{op: op, link: l, len: wr.Len, frag: frag, send: send})
 	l.rail.batch = append(l.rail.batch, wr)
-	if invariants.Enabled {
-		invariants.Check(l.outstanding < l.rail.caps.PeerDepth, "link %d has %d requests outstanding already", l.index, l.outstanding)
+	if invariants.Enabled && l.outstanding >= l.rail.caps.PeerDepth {
+		invariants.Broken("link %d has %d requests outstanding already", l.index, l.outstanding)
 	}
 	l.outstanding++
 	l.load += wr.Len + perWR
@@ -311,9 +311,8 @@ func (g *Group) land(r *railState, i uint32, st provider.Status) {
 	} else {
 		op.fail(st)
 	}
-	if invariants.Enabled {
-		invariants.Check(op.inflight >= 0 && op.frags >= 0 && l.outstanding >= 0 && l.peer.sends >= 0,
-			"negative count: op %+v, link %+v", op, l)
+	if invariants.Enabled && (op.inflight < 0 || op.frags < 0 || l.outstanding < 0 || l.peer.sends < 0) {
+		invariants.Broken("negative count: op %+v, link %+v", op, l)
 	}
 	if op.inflight == 0 && op.cursor == op.Parts {
 		op.Owner.Complete(op)

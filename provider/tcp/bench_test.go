@@ -308,3 +308,56 @@ func BenchmarkWriteImm8Rate(b *testing.B) {
 	}
 	b.ReportMetric(float64(n)/b.Elapsed().Seconds()/1e6, "M/s")
 }
+
+// BenchmarkParkedWriteImm8 is the same with owners that sleep as soon as there is nothing to do.
+func BenchmarkParkedWriteImm8(b *testing.B) {
+	ends := newEnds(b, "127.0.0.1", 4096)
+	reply := []provider.WR{ends[1].wr(provider.OpWriteImm, 8)}
+	var end atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for !end.Load() {
+			imms := ends[1].wait(b)
+			for range imms {
+				if n, err := ends[1].dom.Post(reply); n != 1 || err != nil {
+					b.Error(n, err)
+				}
+			}
+		}
+	}()
+	call := []provider.WR{ends[0].wr(provider.OpWriteImm, 8)}
+	for b.Loop() {
+		if n, err := ends[0].dom.Post(call); n != 1 || err != nil {
+			b.Fatal(n, err)
+		}
+		for ends[0].wait(b) == 0 {
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/2/1000, "us-one-way")
+	end.Store(true)
+	ends[1].bell.Wake()
+	<-done
+}
+
+// wait polls once, sleeps when there was nothing, and returns the number of immediates.
+func (e *end) wait(tb testing.TB) (imms int) {
+	cs := e.poll(tb)
+	if len(cs) == 0 && !e.dom.Arm() {
+		e.bell.Park(time.Second)
+	}
+	for _, c := range cs {
+		if c.Kind == provider.KindImm {
+			imms++
+		}
+	}
+	return imms
+}
+
+// BenchmarkIdlePoll is what a spinning owner pays when nothing happens.
+func BenchmarkIdlePoll(b *testing.B) {
+	ends := newEnds(b, "127.0.0.1", 4096)
+	for b.Loop() {
+		ends[0].poll(b)
+	}
+}

@@ -41,6 +41,7 @@ type domain struct {
 	// Descriptors. The gate contains ep and is what the bell watches; see Arm.
 	listener, ep, gate, timer int
 	open                      bool // the gate
+	watched                   bool // the gate, by the bell
 	events                    [64]unix.EpollEvent
 
 	peers       []*peer // by index, nil when free
@@ -110,7 +111,11 @@ func openDomain(ip netip.Addr, fabric string, link uint64, cfg provider.Config) 
 		d.freePeers = append(d.freePeers, uint16(i))
 	}
 	if err := d.openSockets(); err != nil {
-		return nil, errors.Join(err, d.closeSockets())
+		reason := provider.ErrUnavailable // the address is not local, or not of a family that the kernel has
+		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+			reason = provider.ErrLimit
+		}
+		return nil, errors.Join(fmt.Errorf("%w: %w", reason, err), d.closeSockets())
 	}
 	return d, nil
 }
@@ -148,15 +153,15 @@ func (d *domain) openSockets() (err error) {
 		return fmt.Errorf("epoll_ctl: %w", err)
 	}
 	if err = d.bell.Watch(d.gate); err != nil {
-		err = fmt.Errorf("watch: %w", err)
-		unix.Close(d.gate)
-		d.gate = -1
+		return fmt.Errorf("watch: %w", err)
 	}
-	return err
+	d.watched = true
+	return nil
 }
 
 func (d *domain) closeSockets() (err error) {
-	if d.gate >= 0 && d.bell != nil {
+	if d.watched {
+		d.watched = false
 		err = d.bell.Unwatch(d.gate)
 	}
 	for _, fd := range []*int{&d.gate, &d.ep, &d.timer, &d.listener} {

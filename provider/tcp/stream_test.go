@@ -459,7 +459,7 @@ func TestEarlyRing(t *testing.T) {
 			for off := 0; off < n; { // it arrives in pieces
 				k := min(n-off, 1+rng.IntN(n))
 				a, b := e.space(off, k)
-				copy(b, msg[off:off+k][copy(a, msg[off:off+k]):])
+				copy(b, msg[off : off+k][copy(a, msg[off:off+k]):])
 				off += k
 			}
 			e.commit()
