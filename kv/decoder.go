@@ -52,6 +52,7 @@ type Decoder struct {
 
 	ctx  context.Context // ends in Close, after the last attempt
 	stop context.CancelFunc
+	deaf func() // ends the calls of peerEvent
 	wg   sync.WaitGroup
 	busy chan struct{} // capacity 1: there is something that time can change
 	idle chan struct{} // capacity 1: no write of any attempt may land any more
@@ -99,8 +100,7 @@ func NewDecoder(eng *hawser.Engine, cfg DecoderConfig) (*Decoder, error) {
 		links: map[string]*fetchLink{}, peers: map[*hawser.Peer]*fetchLink{}, fences: map[*hawser.Peer]*fence{},
 		attempts: map[uint64]*attempt{}, nextSeq: 1, nextEpoch: 1,
 	}
-	unsubscribe := eng.OnPeer(d.peerEvent)
-	context.AfterFunc(ctx, unsubscribe)
+	d.deaf = eng.OnPeer(d.peerEvent)
 	d.wg.Go(d.receive)
 	d.wg.Go(d.timers)
 	return d, nil
@@ -217,6 +217,7 @@ func (d *Decoder) Close(ctx context.Context) error {
 		}
 	}
 	d.goodbye(ctx)
+	d.deaf()
 	d.stop()
 	d.wg.Wait()
 	return err

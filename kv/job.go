@@ -43,10 +43,8 @@ func (j *Job) Source(pages []uint32) error {
 		return fmt.Errorf("kv: source of request %s: %w: %d pages, %d tokens need %d", j.id, hawser.ErrInvalid, len(pages), j.tokens, g.Pages(j.tokens))
 	}
 	for _, i := range pages {
-		for _, v := range j.p.cfg.Views {
-			if int(i) >= v.Pages {
-				return fmt.Errorf("kv: source of request %s: %w: page %d, a view has %d", j.id, hawser.ErrInvalid, i, v.Pages)
-			}
+		if int(i) >= j.p.pages {
+			return fmt.Errorf("kv: source of request %s: %w: page %d, a view has %d", j.id, hawser.ErrInvalid, i, j.p.pages)
 		}
 	}
 	j.p.mu.Lock()

@@ -40,9 +40,11 @@ type Prefiller struct {
 	handler Handler
 	log     *slog.Logger
 	writes  *hawser.Queue
+	pages   int // that all views have
 
 	ctx  context.Context // ends in Close, after the last job
 	stop context.CancelFunc
+	deaf func() // ends the calls of peerEvent
 	wg   sync.WaitGroup
 	idle chan struct{} // capacity 1: no job is live
 
@@ -88,11 +90,13 @@ func NewPrefiller(eng *hawser.Engine, cfg PrefillerConfig, h Handler) (*Prefille
 	ctx, stop := context.WithCancel(context.Background())
 	p := &Prefiller{
 		eng: eng, cfg: cfg, handler: h, log: cfg.Log, writes: eng.NewQueue(postDepth),
-		ctx: ctx, stop: stop, idle: make(chan struct{}, 1),
+		pages: cfg.Views[0].Pages, ctx: ctx, stop: stop, idle: make(chan struct{}, 1),
 		links: map[*hawser.Peer]*serveLink{}, complained: map[*hawser.Peer]bool{},
 	}
-	unsubscribe := eng.OnPeer(p.peerEvent)
-	context.AfterFunc(ctx, unsubscribe)
+	for _, v := range cfg.Views {
+		p.pages = min(p.pages, v.Pages)
+	}
+	p.deaf = eng.OnPeer(p.peerEvent)
 	p.wg.Go(p.receive)
 	p.wg.Go(p.completions)
 	return p, nil
@@ -136,6 +140,7 @@ func (p *Prefiller) Close(ctx context.Context) error {
 		}
 	}
 	p.goodbye(ctx)
+	p.deaf()
 	p.stop()
 	p.wg.Wait()
 	return err

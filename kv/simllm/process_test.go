@@ -129,8 +129,10 @@ func strike(t *testing.T, network string, sig syscall.Signal, after func(signal 
 }
 
 func TestKilledPrefiller(t *testing.T) {
+	t.Parallel()
 	for _, network := range networks {
 		t.Run(network, func(t *testing.T) {
+			t.Parallel()
 			r := strike(t, network, syscall.SIGKILL, nil)
 			if !r.SetKill(r.struck) {
 				t.Fatal("no peer-down event after the kill")
@@ -145,8 +147,10 @@ func TestKilledPrefiller(t *testing.T) {
 }
 
 func TestStoppedPrefiller(t *testing.T) {
+	t.Parallel()
 	for _, network := range networks {
 		t.Run(network, func(t *testing.T) {
+			t.Parallel()
 			done := make(chan struct{})
 			r := strike(t, network, syscall.SIGSTOP, func(signal func(syscall.Signal)) {
 				time.AfterFunc(4*time.Second, func() {

@@ -24,12 +24,13 @@
 //	writer: slot = busy; if revoked, stop; copy; if revoked, do not publish; publish; slot = idle
 //	reader: revoked = 1; if slot is idle, fenced
 //
-// When the reader finds the slot idle, its load comes after its own store of revoked. A writer that stores busy after that load
-// must then find revoked set, and writes nothing; one that stored busy before it has also stored idle before it, and its copy and what
-// it published are complete and visible. When the slot is busy the reader looks again in every Poll, for a writer that runs ends its chunk within
-// microseconds; one that was stopped by a signal keeps the slot busy, and Fence ends with StatusUnfenced. The end of
-// the connection's socket is proof as well: the writer's owner closes it, who is then not in a copy, or the kernel does after the last thread
-// of the process has stopped.
+// When the reader finds the slot idle, its load comes after its own store of revoked. A writer that stores busy after that
+// load must then find revoked set, and writes nothing; one that stored busy before it has also stored idle before it, so that
+// its copy and what it published are complete and visible. When the slot is busy the reader looks again in every Poll: a writer
+// that runs ends its chunk within microseconds. One that was stopped by a signal keeps the slot busy, and Fence ends with
+// StatusUnfenced; Completion.Detail is then one more than the index of the region that it was changing. The end of the
+// connection's socket is proof as well: either the writer's owner has closed it, who was then not in a copy, or the kernel has,
+// after the last thread of the process had stopped.
 //
 // # Ownership
 //

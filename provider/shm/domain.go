@@ -84,10 +84,8 @@ func (d *domain) init() (err error) {
 	if _, err := rand.Read(d.name[:]); err != nil {
 		return fmt.Errorf("random name: %w", err)
 	}
-	// After this seal nobody can map the page for writing any more, but our mapping stays.
-	d.pageFD, d.pageMem, err = newPage("hawser-bell", bellPageSize, unix.F_SEAL_FUTURE_WRITE)
-	if err != nil {
-		return fmt.Errorf("%w: %w (memfd sealing needs Linux 5.1)", provider.ErrUnavailable, err)
+	if d.pageFD, d.pageMem, err = newBellPage(); err != nil {
+		return err
 	}
 	d.page = bellPageAt(d.pageMem)
 	if d.listener, err = listen(d.name); err != nil {

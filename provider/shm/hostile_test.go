@@ -233,8 +233,8 @@ func TestManyDescriptorsAreDropped(t *testing.T) {
 	for i := range fds {
 		fds[i] = fd
 	}
-	// The kernel drops those for which the buffer has no room. That looks as if this process had too many open, which is no fault of
-	// the peer: the grant is of no use, the connection lives.
+	// The kernel drops those for which the buffer has no room. That looks as if this process had too many open, which is no
+	// fault of the peer: the grant is of no use, the connection lives.
 	m := datagram{kind: kindGrant, region: regionKey(0, 1), size: 4096}
 	raw(t, h.p().fd, m.append(nil), fds...)
 	_, src := h.victim.memory(64)

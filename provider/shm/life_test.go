@@ -25,6 +25,32 @@ func countMappings(t testing.TB) int {
 	return bytes.Count(maps, []byte("memfd:"))
 }
 
+func TestOpenRefusesWhatItCannotServe(t *testing.T) {
+	s := newSide(t)
+	good, err := device()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(dev *provider.Device, cfg *provider.Config){
+		"another provider's device": func(dev *provider.Device, _ *provider.Config) { dev.Provider = "tcp" },
+		"another device":            func(dev *provider.Device, _ *provider.Config) { dev.Name = "shm1" },
+		"another fabric":            func(dev *provider.Device, _ *provider.Config) { dev.Fabric += "0" },
+		"no bell":                   func(_ *provider.Device, cfg *provider.Config) { cfg.Bell = nil },
+		"fewer than no peers":       func(_ *provider.Device, cfg *provider.Config) { cfg.MaxPeers = -1 },
+		"too many peers":            func(_ *provider.Device, cfg *provider.Config) { cfg.MaxPeers = maxPeersLimit + 1 },
+	} {
+		before := countFDs(t)
+		dev, cfg := good, provider.Config{Bell: s.bell}
+		change(&dev, &cfg)
+		if _, err := New().Open(t.Context(), dev, cfg); !errors.Is(err, provider.ErrInvalid) {
+			t.Errorf("%s: Open returned %v, want ErrInvalid", name, err)
+		}
+		if after := countFDs(t); after != before {
+			t.Errorf("%s: %d descriptors are open, %d were before", name, after, before)
+		}
+	}
+}
+
 func TestManyConnectionsLeaveNothing(t *testing.T) {
 	const peers, rounds = 100, 3
 	a, b := newSide(t), newSide(t)

@@ -24,8 +24,8 @@ const (
 	// queue, at 8 KiB a direction.
 	ringEntries = 2 * peerDepth
 
-	// areaSize of message bytes a direction holds one message of the largest size while another is being taken. Pages that
-	// no message has reached do not exist.
+	// areaSize is the room for message bytes of a direction: one message of the largest size and many small ones, or a power of
+	// two that holds them. Pages that no message has reached do not exist.
 	areaSize = 2 * maxSend
 )
 
@@ -81,11 +81,20 @@ func pairPageAt(b []byte) *pairPage {
 	return (*pairPage)(unsafe.Pointer(&b[0]))
 }
 
+// newBellPage makes a bell page. After its last seal nobody can map it for writing any more, but our mapping stays.
+func newBellPage() (fd int, b []byte, err error) {
+	fd, b, err = newPage("hawser-bell", bellPageSize, unix.F_SEAL_FUTURE_WRITE)
+	if errors.Is(err, unix.EINVAL) {
+		err = fmt.Errorf("%w: %w: F_SEAL_FUTURE_WRITE needs Linux 5.1", provider.ErrUnavailable, err)
+	}
+	return fd, b, err
+}
+
 // newPage makes a memfd of size bytes, sealed as regions are, and maps it. Pages appear when they are touched.
 func newPage(name string, size uint64, more int) (fd int, b []byte, err error) {
 	fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
-		return -1, nil, fmt.Errorf("memfd_create %s: %w", name, err)
+		return -1, nil, fmt.Errorf("memfd_create %s: %w", name, limit(err))
 	}
 	err = os.NewSyscallError("ftruncate", unix.Ftruncate(fd, int64(size)))
 	if err == nil {

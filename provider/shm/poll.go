@@ -156,7 +156,8 @@ func (d *domain) takeMessages(p *peer, cs []provider.Completion) int {
 	return n
 }
 
-// conclude brings a connection that is ending to its end: what arrived, the flushed WRs (which deliver hands over), KindPeerDown, KindFenced.
+// conclude brings a connection that is ending to its end: what arrived, the flushed WRs (which deliver hands over),
+// KindPeerDown, KindFenced.
 func (d *domain) conclude(p *peer, cs []provider.Completion) int {
 	// Looked at before the rings: what a writer published before it was quiet is then seen in them.
 	settled := p.state == stateDown || !p.fencing || p.quiet() || p.timedOut

@@ -53,6 +53,9 @@ func (Provider) Name() string { return providerName }
 // network namespaces (abstract sockets belong to one) and users.
 func (Provider) Devices(context.Context) ([]provider.Device, error) {
 	dev, err := device()
+	if err == nil {
+		err = probe()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("shm devices: %w: %w", provider.ErrUnavailable, err)
 	}
@@ -82,7 +85,16 @@ func device() (provider.Device, error) {
 	}, nil
 }
 
-// Open opens the device of Devices. It takes five descriptors and a page; each peer takes two descriptors and at first one page.
+// probe looks whether the kernel can make what a Domain needs.
+func probe() error {
+	fd, b, err := newBellPage()
+	if err != nil {
+		return err
+	}
+	return errors.Join(unmap(b), unix.Close(fd))
+}
+
+// Open opens the device of Devices. It takes four descriptors and a page; each peer takes two descriptors and at first one page.
 func (Provider) Open(_ context.Context, dev provider.Device, cfg provider.Config) (provider.Domain, error) {
 	d, err := open(dev, cfg)
 	if err != nil {

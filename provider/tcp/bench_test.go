@@ -234,7 +234,7 @@ func (p *plain) stream(tb testing.TB, total int) {
 // BenchmarkStream compares writes with a plain blocking socket loop that moves the same blocks, in turns, hot data on both
 // sides. x-plain is the median of the ratios.
 func BenchmarkStream(b *testing.B) {
-	for _, size := range []int{64 << 10, 1 << 20} {
+	for _, size := range []int{4 << 10, 64 << 10, 1 << 20} {
 		b.Run(fmt.Sprintf("%dKiB", size>>10), func(b *testing.B) {
 			defer pin(0)()
 			ends := newEnds(b, "127.0.0.1", uint64(size))

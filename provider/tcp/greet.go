@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"crypto/subtle"
+	"errors"
 	"net/netip"
 	"time"
 
@@ -130,7 +131,7 @@ func (d *domain) hear(id int32) {
 	p.spent = true
 	d.expected--
 	p.stream.fd = st.fd
-	p.greeted = g
+	p.hello = g
 	if p.phase == waiting {
 		d.welcome(p)
 	}
@@ -138,7 +139,7 @@ func (d *domain) hear(id int32) {
 
 // welcome answers the hello of p, whose two Connects have both been called now.
 func (d *domain) welcome(p *peer) {
-	if subtle.ConstantTimeCompare(p.greeted.own[:], p.remote.secret[:]) != 1 {
+	if subtle.ConstantTimeCompare(p.hello.own[:], p.remote.secret[:]) != 1 {
 		d.refused++
 		d.fail(p, provider.StatusRefused, 0)
 		return
@@ -195,7 +196,7 @@ func (d *domain) greet(p *peer) {
 		if !s.readable {
 			return
 		}
-		switch readGreeting(s.fd, &p.greet, &p.greetLen) {
+		switch readGreeting(s.fd, &p.answer, &p.answerLen) {
 		case greetingMore:
 			s.readable = false
 			return
@@ -203,7 +204,7 @@ func (d *domain) greet(p *peer) {
 			d.fail(p, provider.StatusRefused, 0)
 			return
 		}
-		g, ok := parseGreeting(&p.greet)
+		g, ok := parseGreeting(&p.answer)
 		if !ok || g.kind != greetWelcome || g.handle != p.handle ||
 			subtle.ConstantTimeCompare(g.proof[:], p.secret[:])&subtle.ConstantTimeCompare(g.own[:], p.remote.secret[:]) != 1 {
 			d.refused++
@@ -302,7 +303,8 @@ func (d *domain) expire() {
 
 // detail is the system's number of an error.
 func detail(err error) uint32 {
-	if errno, ok := err.(unix.Errno); ok {
+	var errno unix.Errno
+	if errors.As(err, &errno) {
 		return uint32(errno)
 	}
 	return 0

@@ -353,7 +353,7 @@ func trickle(t *testing.T, to netip.AddrPort) netip.AddrPort {
 	done := make(chan struct{}, 3)
 	copyPieces := func(dst, src net.Conn) {
 		defer func() { done <- struct{}{} }()
-		defer dst.(*net.TCPConn).CloseWrite()
+		defer func() { _ = dst.(*net.TCPConn).CloseWrite() }()
 		var b [7]byte
 		for i := 0; ; i++ {
 			n, err := src.Read(b[:1+i%7])
@@ -368,18 +368,21 @@ func trickle(t *testing.T, to netip.AddrPort) netip.AddrPort {
 		if err != nil {
 			return
 		}
-		defer in.Close()
+		defer func() { _ = in.Close() }()
 		out, err := net.Dial("tcp", to.String())
 		if err != nil {
 			return
 		}
-		defer out.Close()
+		defer func() { _ = out.Close() }()
 		go copyPieces(out, in)
 		go copyPieces(in, out)
 		<-done
 		<-done
 	}()
-	t.Cleanup(func() { l.Close(); <-done })
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-done
+	})
 	return netip.MustParseAddrPort(l.Addr().String())
 }
 

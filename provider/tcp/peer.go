@@ -36,12 +36,12 @@ type peer struct {
 	status   provider.Status
 	detail   uint32
 
-	secret   [secretSize]byte // of our offer
-	remote   offer            // what Connect was given
-	greeted  greeting         // passive: the hello
-	greet    [helloSize]byte  // active: the welcome as far as it came
-	greetLen int
-	deadline time.Time // of the phases waiting, dialing, greeted
+	secret    [secretSize]byte // of our offer
+	remote    offer            // what Connect was given
+	hello     greeting         // passive: what the peer said
+	answer    [helloSize]byte  // active: the welcome as far as it came
+	answerLen int
+	deadline  time.Time // of the phases waiting, dialing, greeted
 
 	grants grants
 	stream stream
@@ -171,6 +171,7 @@ func (d *domain) Fence(h provider.Peer) error {
 	return nil
 }
 
+// release closes the connection, tells the outcome to the owner and ends the handle.
 func (d *domain) release(p *peer) {
 	p.released = true
 	if p.toldDown && !p.fenced {

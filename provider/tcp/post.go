@@ -47,8 +47,10 @@ func (d *domain) post(wr *provider.WR) bool {
 			return true
 		}
 		d.recvs.push(posted{buf: buf, token: wr.Token}, recvDepth)
-		for _, p := range d.earlyPeers {
-			d.activate(p)
+		if d.recvs.len() == 1 { // else they have been told
+			for _, p := range d.earlyPeers {
+				d.activate(p)
+			}
 		}
 		return true
 	}

@@ -1,0 +1,284 @@
+package kv
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/hawser-project/hawser"
+)
+
+// badPrefiller answers every Dispatch as its test says.
+func badPrefiller(t *testing.T, network string, answer func(r *raw, remote *hawser.Remote, m *dispatch)) *raw {
+	r := newRaw(t, network, 40)
+	done := make(chan struct{})
+	ctx, stop := context.WithCancel(context.Background())
+	t.Cleanup(func() {
+		stop()
+		<-done
+	})
+	go func() {
+		defer close(done)
+		var remote *hawser.Remote
+		for {
+			h, b, err := r.next(ctx)
+			if err != nil {
+				return
+			}
+			r.head = head{epoch: h.epoch}
+			switch m := b.(type) {
+			case *hello:
+				for !r.peer.Up() {
+					time.Sleep(time.Millisecond)
+				}
+				var desc hawser.Descriptor
+				if err := desc.UnmarshalBinary(m.descriptors[0]); err != nil {
+					t.Error(err)
+				}
+				if remote, err = r.eng.Import(ctx, desc); err != nil {
+					t.Error(err)
+				}
+				_, _ = r.eng.Send(r.peer, encode(r.head, &helloAck{}))
+			case *dispatch:
+				answer(r, remote, m)
+			}
+		}
+	}()
+	return r
+}
+
+// write sends n of the writes that a Dispatch asks for, all to one page, which is enough to be counted.
+func (r *raw) write(remote *hawser.Remote, m *dispatch, n int) {
+	for range n {
+		at := uint64(m.extents[0].physical) * small.Group.PageBytes()
+		tr, err := r.eng.Write(hawser.Write{Src: r.mem.region.Slice(0, small.Group.PageBytes()), Dst: remote.Slice(at, small.Group.PageBytes()), Imm: hawser.Imm(m.imm)})
+		if err == nil {
+			err = tr.Wait(limit(r.t))
+		}
+		if err != nil {
+			r.t.Log(err) // fenced in the meantime
+		}
+	}
+}
+
+func (r *raw) answer(b body) {
+	if _, err := r.eng.Send(r.peer, encode(r.head, b)); err != nil {
+		r.t.Log(err)
+	}
+}
+
+// TestDecoderJudgesByItsCount: whatever a prefiller says, pages are ready only at the exact count, and free only with proof.
+func TestDecoderJudgesByItsCount(t *testing.T) {
+	const tokens = 30
+	expected := int(small.Writes(tokens))
+	for _, c := range []struct {
+		name   string
+		answer func(r *raw, remote *hawser.Remote, m *dispatch)
+		is     error // nil: ready
+		as     func(error) bool
+	}{
+		{"all writes, no message", func(r *raw, remote *hawser.Remote, m *dispatch) { r.write(remote, m, expected) }, nil, nil},
+		{"failed, but everything is there", func(r *raw, remote *hawser.Remote, m *dispatch) {
+			r.answer(&failed{cancelAck{m.seq, uint64(expected), true}, CodeClosed, "closing"})
+			r.write(remote, m, expected)
+		}, nil, nil},
+		{"inexact, but everything is there", func(r *raw, remote *hawser.Remote, m *dispatch) {
+			r.write(remote, m, expected)
+			r.answer(&failed{cancelAck{m.seq, 3, false}, CodeTransfer, "some failed"})
+		}, nil, nil},
+		{"gone after the last write", func(r *raw, remote *hawser.Remote, m *dispatch) {
+			r.write(remote, m, expected)
+			r.answer(&bye{"done"})
+		}, nil, nil},
+		{"failed, the last writes trail", func(r *raw, remote *hawser.Remote, m *dispatch) {
+			r.answer(&failed{cancelAck{m.seq, 5, true}, CodeEngine, "no luck"})
+			r.write(remote, m, 5)
+		}, nil, func(err error) bool {
+			var f *FailedError
+			return errors.As(err, &f) && f.Text == "no luck"
+		}},
+		{"inexact", func(r *raw, remote *hawser.Remote, m *dispatch) {
+			r.write(remote, m, 3)
+			r.answer(&failed{cancelAck{m.seq, 2, false}, CodeTransfer, "some failed"})
+		}, nil, func(err error) bool {
+			var f *FailedError
+			return errors.As(err, &f) && f.Code == CodeTransfer
+		}},
+		{"a write that it did not count", func(r *raw, remote *hawser.Remote, m *dispatch) {
+			r.write(remote, m, 6)
+			r.answer(&failed{cancelAck{m.seq, 5, true}, CodeEngine, "no luck"})
+		}, nil, func(err error) bool { return err != nil }},
+		{"more writes than asked for", func(r *raw, remote *hawser.Remote, m *dispatch) {
+			r.answer(&failed{cancelAck{m.seq, uint64(expected) + 1, true}, CodeEngine, "too much"})
+		}, ErrProtocol, nil},
+		{"writes that never come", func(r *raw, _ *hawser.Remote, m *dispatch) {
+			r.answer(&failed{cancelAck{m.seq, uint64(expected), true}, CodeEngine, "a lie"})
+		}, nil, func(err error) bool { return err != nil }},
+		{"gone", func(r *raw, _ *hawser.Remote, m *dispatch) { r.answer(&bye{"good luck"}) }, hawser.ErrPeerDown, nil},
+		{"garbage", func(r *raw, _ *hawser.Remote, m *dispatch) {
+			_, _ = r.eng.Send(r.peer, []byte("garbage"))
+		}, ErrProtocol, nil},
+		{"a decoder's message", func(r *raw, _ *hawser.Remote, m *dispatch) { r.answer(&cancel{m.seq, ""}) }, ErrProtocol, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel() // two of them wait for a second
+			r := badPrefiller(t, "tcp", c.answer)
+			d := newDecodeSide(t, "tcp", small, 20)
+			x, err := d.d.Fetch(limit(t), FetchRequest{ID: "r", Tokens: tokens, From: r.eng.Addr()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			res, err := x.Wait(limit(t))
+			switch {
+			case c.is != nil && !errors.Is(err, c.is), c.as != nil && !c.as(err), c.is == nil && c.as == nil && err != nil:
+				t.Errorf("got %v", err)
+			}
+			t.Logf("%v", err)
+			select {
+			case <-x.Quiesced():
+			case <-limit(t).Done():
+				t.Fatal("pages are never reusable")
+			}
+			res.Release()
+			if n := d.mem.pool.Free(); n != 20 {
+				t.Errorf("%d pages free, want 20", n)
+			}
+		})
+	}
+}
+
+// TestSilentPrefillerIsCancelled: neither a write nor an answer for stallLimit; then Cancel is not answered either.
+func TestSilentPrefillerIsCancelled(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes twice the stall limit, 10 s")
+	}
+	t.Parallel()
+	r := badPrefiller(t, "tcp", func(*raw, *hawser.Remote, *dispatch) {})
+	d := newDecodeSide(t, "tcp", small, 20)
+	x, err := d.d.Fetch(limit(t), FetchRequest{ID: "r", Tokens: 30, From: r.eng.Addr()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := x.Wait(limit(t)); !errors.Is(err, ErrStalled) {
+		t.Fatalf("got %v, want ErrStalled", err)
+	}
+	select {
+	case <-x.Quiesced():
+	case <-limit(t).Done():
+		t.Fatal("pages are never reusable")
+	}
+}
+
+// TestDeadEngineFailsItsRequests closes P's engine, and D's, without a word from kv.
+func TestDeadEngineFailsItsRequests(t *testing.T) {
+	onNetworks(t, func(t *testing.T, network string) {
+		at := make(chan struct{}, 10)
+		hold := make(chan struct{})
+		p := newPrefillSide(t, network, small, 40, func(h *toy, _ *PrefillerConfig) {
+			h.step = func(*Job, int, int) {
+				at <- struct{}{}
+				<-hold
+			}
+		})
+		t.Cleanup(func() {
+			p.toy.dead.Store(true)
+			close(hold)
+		})
+		d := newDecodeSide(t, network, small, 40)
+		x, err := d.d.Fetch(limit(t), FetchRequest{ID: "r", Tokens: 50, From: p.eng.Addr()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-at
+		start := time.Now()
+		now, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := p.eng.Close(now); err != nil {
+			t.Fatal(err)
+		}
+		_, err = x.Wait(limit(t))
+		var attempt *AttemptError
+		if !errors.Is(err, hawser.ErrPeerDown) || !errors.As(err, &attempt) {
+			t.Fatalf("got %v, want an AttemptError that is ErrPeerDown", err)
+		}
+		t.Logf("%v after %v", err, time.Since(start))
+		select {
+		case <-x.Quiesced():
+		case <-limit(t).Done():
+			t.Fatal("pages are never reusable")
+		}
+		if n := d.mem.pool.Free(); n != 40 {
+			t.Errorf("%d pages free, want 40", n)
+		}
+		if _, err := d.d.Fetch(limit(t), FetchRequest{ID: "r2", Tokens: 50, From: p.eng.Addr()}); !errors.Is(err, hawser.ErrPeerDown) {
+			t.Errorf("fetch from a dead engine: got %v, want ErrPeerDown", err)
+		}
+	})
+}
+
+// TestLostMessagesAreRepeated loses the first two messages of each kind that a decoder sends.
+func TestLostMessagesAreRepeated(t *testing.T) {
+	t.Parallel()
+	r := newRaw(t, "tcp", 40)
+	d := newDecodeSide(t, "tcp", small, 20)
+	type outcome struct {
+		x   *Pending
+		err error
+	}
+	fetched := make(chan outcome, 1)
+	go func() {
+		x, err := d.d.Fetch(limit(t), FetchRequest{ID: "r", Tokens: 30, From: r.eng.Addr()})
+		fetched <- outcome{x, err}
+	}()
+	third := func(want kind) body {
+		t.Helper()
+		for n := 0; ; {
+			h, b, err := r.next(limit(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.head = head{epoch: h.epoch}
+			if n++; b.kind() != want {
+				t.Fatalf("got %v, want %v", b.kind(), want)
+			} else if n == 3 {
+				return b
+			}
+		}
+	}
+	third(kindHello)
+	r.answer(&helloAck{})
+	m := third(kindDispatch).(*dispatch)
+	r.answer(&accept{m.seq})
+	got := <-fetched
+	if got.err != nil {
+		t.Fatal(got.err)
+	}
+	got.x.Cancel("test")
+	third(kindCancel)
+	r.answer(&cancelAck{m.seq, 0, true})
+	select {
+	case <-got.x.Quiesced():
+	case <-limit(t).Done():
+		t.Fatal("pages are never reusable")
+	}
+}
+
+// TestLostFailureIsAskedFor: P has ended the attempt, and the message that says so is lost.
+func TestLostFailureIsAskedFor(t *testing.T) {
+	t.Parallel()
+	seen := 0
+	r := badPrefiller(t, "tcp", func(r *raw, _ *hawser.Remote, m *dispatch) {
+		if seen++; seen == 1 {
+			r.answer(&accept{m.seq})
+		} else {
+			r.answer(&failed{cancelAck{m.seq, 0, true}, CodeEngine, "said before"})
+		}
+	})
+	d := newDecodeSide(t, "tcp", small, 20)
+	err := d.try(limit(t), r.eng.Addr(), "r", 30)
+	var f *FailedError
+	if !errors.As(err, &f) || f.Text != "said before" {
+		t.Fatalf("got %v, want the FailedError that was lost", err)
+	}
+}
