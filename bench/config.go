@@ -67,6 +67,12 @@ func Sizes() []uint64 {
 	return []uint64{1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 32 << 20}
 }
 
+// Check returns all faults of a config, joined.
+func (c Config) Check() error {
+	_, err := c.withDefaults()
+	return err
+}
+
 // withDefaults fills what is zero and returns all faults.
 func (c Config) withDefaults() (Config, error) {
 	if c.Kind == Imm {

@@ -20,13 +20,17 @@ type DecoderConfig struct {
 	Pool     *Pool         // of the pages that all views have
 	Queue    int           // requests that wait for pages; DefaultQueue when 0
 	Deadline time.Duration // from Fetch to ready; DefaultDeadline when 0
-	Log      *slog.Logger  // discarded when nil
+	// Stall is how long a peer that is up may send neither a write nor an answer before a request is cancelled, and how long
+	// it may leave that Cancel unanswered before it is fenced; DefaultStall when 0.
+	Stall time.Duration
+	Log   *slog.Logger // discarded when nil
 }
 
 // Defaults of a DecoderConfig.
 const (
 	DefaultQueue    = 1024
 	DefaultDeadline = 2 * time.Minute
+	DefaultStall    = 5 * time.Second
 )
 
 // Time limits of the protocol. Safety does not depend on any of them: they bound waits.
@@ -34,8 +38,6 @@ const (
 	repeatFirst  = 200 * time.Millisecond // Hello and Dispatch are repeated, at twice the distance each time
 	cancelFirst  = 50 * time.Millisecond  // Cancel too; pages wait for its answer
 	repeatMost   = time.Second
-	stallLimit   = 5 * time.Second // neither a write nor an answer from a peer that is up
-	cancelLimit  = 5 * time.Second // a Cancel without an answer
 	settleLimit  = time.Second     // the last writes after the answer
 	linkLimit    = 5 * time.Second // to connect and agree on the geometry
 	fenceLimit   = time.Second     // one try of a fence, and the pause between two
@@ -74,10 +76,9 @@ type Decoder struct {
 
 // NewDecoder starts a Decoder on an engine. Close ends it, before the engine is closed and the memory of the views is freed.
 func NewDecoder(eng *hawser.Engine, cfg DecoderConfig) (*Decoder, error) {
-	if cfg.Queue == 0 {
-		cfg.Queue = DefaultQueue
-	}
+	cfg.Queue = cmp.Or(cfg.Queue, DefaultQueue)
 	cfg.Deadline = cmp.Or(cfg.Deadline, DefaultDeadline)
+	cfg.Stall = cmp.Or(cfg.Stall, DefaultStall)
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}

@@ -332,16 +332,18 @@ func (d *Decoder) due(a *attempt, now time.Time, late error) {
 		switch {
 		case late != nil:
 			d.step(a, fetchEvent{kind: evCancel, cause: late})
-		case stalled > stallLimit:
+		case stalled > d.cfg.Stall:
 			d.step(a, fetchEvent{kind: evCancel, cause: fmt.Errorf("%w for %v", ErrStalled, stalled.Round(time.Millisecond))})
-		case a.step.state == fetchAsked && now.After(a.repeat), stalled > repeatMost && now.After(a.repeat):
-			// Also when it was accepted: the answer to the repetition shows that the peer has not forgotten it, and brings
-			// a Failed that was lost.
+		case a.step.state == fetchAsked && now.After(a.repeat):
 			a.repeat, a.pause = now.Add(a.pause), min(2*a.pause, repeatMost)
+			d.dispatch(a)
+		case a.step.state == fetchActive && stalled > d.probe() && now.After(a.repeat):
+			// The answer to the repetition shows that the peer has not forgotten the attempt, or brings a Failed that was lost.
+			a.repeat = now.Add(d.probe())
 			d.dispatch(a)
 		}
 	case fetchStopping:
-		if now.Sub(a.since) > cancelLimit {
+		if now.Sub(a.since) > d.cfg.Stall {
 			d.step(a, fetchEvent{kind: evUnsure, cause: errors.New("no answer to cancel")})
 		} else if now.After(a.repeat) {
 			a.repeat, a.pause = now.Add(a.pause), min(2*a.pause, repeatMost)
@@ -354,3 +356,6 @@ func (d *Decoder) due(a *attempt, now time.Time, late error) {
 		}
 	}
 }
+
+// probe is how long an accepted attempt may be silent before the peer is asked about it.
+func (d *Decoder) probe() time.Duration { return min(repeatMost, d.cfg.Stall/4) }

@@ -3,6 +3,7 @@ package kv
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -148,14 +149,11 @@ func TestDecoderJudgesByItsCount(t *testing.T) {
 	}
 }
 
-// TestSilentPrefillerIsCancelled: neither a write nor an answer for stallLimit; then Cancel is not answered either.
+// TestSilentPrefillerIsCancelled: neither a write nor an answer for Stall; then Cancel is not answered either.
 func TestSilentPrefillerIsCancelled(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes twice the stall limit, 10 s")
-	}
 	t.Parallel()
 	r := badPrefiller(t, "tcp", func(*raw, *hawser.Remote, *dispatch) {})
-	d := newDecodeSide(t, "tcp", small, 20)
+	d := newDecodeSide(t, "tcp", small, 20, func(c *DecoderConfig) { c.Stall = 500 * time.Millisecond })
 	x, err := d.d.Fetch(limit(t), FetchRequest{ID: "r", Tokens: 30, From: r.eng.Addr()})
 	if err != nil {
 		t.Fatal(err)
@@ -280,5 +278,53 @@ func TestLostFailureIsAskedFor(t *testing.T) {
 	var f *FailedError
 	if !errors.As(err, &f) || f.Text != "said before" {
 		t.Fatalf("got %v, want the FailedError that was lost", err)
+	}
+}
+
+// TestLongQueueIsNoStall: a prefiller that has accepted and has other work answers the repeated Dispatch, and that is enough.
+func TestLongQueueIsNoStall(t *testing.T) {
+	t.Parallel()
+	hold := make(chan struct{})
+	release := sync.OnceFunc(func() { close(hold) })
+	p := newPrefillSide(t, "tcp", small, 40, func(h *toy, _ *PrefillerConfig) { h.step = func(*Job, int, int) { <-hold } })
+	t.Cleanup(release)
+	const stall = 400 * time.Millisecond
+	d := newDecodeSide(t, "tcp", small, 20, func(c *DecoderConfig) { c.Stall = stall })
+	x, err := d.d.Fetch(limit(t), FetchRequest{ID: "r", Tokens: 30, From: p.eng.Addr()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(4*stall, release)
+	r, err := x.Wait(limit(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Release()
+}
+
+// TestDeadlineEndsARequest, also one that still waits for pages.
+func TestDeadlineEndsARequest(t *testing.T) {
+	t.Parallel()
+	hold := make(chan struct{})
+	p := newPrefillSide(t, "tcp", small, 40, func(h *toy, _ *PrefillerConfig) { h.step = func(*Job, int, int) { <-hold } })
+	t.Cleanup(func() { close(hold) })
+	d := newDecodeSide(t, "tcp", small, 20, func(c *DecoderConfig) { c.Deadline = 300 * time.Millisecond })
+	var all []*Pending
+	for _, id := range []string{"runs", "waits"} {
+		x, err := d.d.Fetch(limit(t), FetchRequest{ID: id, Tokens: 80, From: p.eng.Addr()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, x)
+	}
+	for _, x := range all {
+		if _, err := x.Wait(limit(t)); !errors.Is(err, ErrDeadline) {
+			t.Errorf("got %v, want ErrDeadline", err)
+		}
+		select {
+		case <-x.Quiesced():
+		case <-limit(t).Done():
+			t.Fatal("pages are never reusable")
+		}
 	}
 }

@@ -323,12 +323,16 @@ type decodeSide struct {
 	d   *Decoder
 }
 
-func newDecodeSide(t *testing.T, network string, g Geometry, pages int) *decodeSide {
+func newDecodeSide(t *testing.T, network string, g Geometry, pages int, change ...func(*DecoderConfig)) *decodeSide {
 	t.Helper()
 	s := &decodeSide{eng: openEngine(t, "D", network)}
 	s.mem = newMemory(t, s.eng, g, pages, 8)
 	var err error
-	s.d, err = NewDecoder(s.eng, DecoderConfig{Geometry: g, Views: s.mem.views, Pool: s.mem.pool, Log: testLog().With("side", "D")})
+	cfg := DecoderConfig{Geometry: g, Views: s.mem.views, Pool: s.mem.pool, Log: testLog().With("side", "D")}
+	for _, f := range change {
+		f(&cfg)
+	}
+	s.d, err = NewDecoder(s.eng, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

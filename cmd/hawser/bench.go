@@ -90,6 +90,11 @@ func (f *benchFlags) configs(kind bench.Kind, b blockFlags, batch int) []bench.C
 }
 
 func (f *benchFlags) run(ctx context.Context, u *ui, configs []bench.Config) error {
+	for _, c := range configs {
+		if err := c.Check(); err != nil {
+			return &usageError{err}
+		}
+	}
 	r := bench.Report{Machine: bench.ThisMachine(), Revision: thisVersion().Revision, Command: os.Args, Began: time.Now().UTC()}
 	u.printf("%s, %d cores, linux %s; %d rounds, ours and the yardstick alternate; median (min .. max)\n",
 		r.Machine.CPU, r.Machine.Cores, r.Machine.Kernel, f.Rounds)

@@ -118,6 +118,7 @@ func TestUsageErrorsAreOneLine(t *testing.T) {
 		{[]string{"kv", "replay", "--rails", "0,1"}, "--rails"},
 		{[]string{"kv", "decode"}, "--from"},
 		{[]string{"bench", "pages", "--cold", "--hot"}, "--cold"},
+		{[]string{"bench", "write", "--size", "0"}, "block size is 0"},
 		{[]string{"version", "--json", "/nonexistent/x"}, "--json"},
 	} {
 		t.Run(strings.Join(tc.args, " "), func(t *testing.T) {

@@ -113,7 +113,7 @@ func TestVerdictNamesWhatIsWrong(t *testing.T) {
 		{"not verified on purpose", true, func(r *simllm.Report) { r.Verify, r.VerifiedRequests = "off", 0 }, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := replayReport{Report: good}
+			r := replayReport{decoded: decoded{Report: good}}
 			tc.spoil(&r.Report)
 			err := r.verdict(tc.fault)
 			if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {

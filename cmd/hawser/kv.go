@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
+	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/internal/proc"
 	"github.com/hawser-project/hawser/kv/simllm"
 )
@@ -14,7 +16,7 @@ import (
 const (
 	msgListening = "listening" // prefiller: its address
 	msgProgress  = "progress"  // simllm.DecodeProgress
-	msgReport    = "report"    // simllm.Report or simllm.PrefillReport
+	msgReport    = "report"    // decoded or simllm.PrefillReport
 )
 
 type prefillCmd struct {
@@ -128,16 +130,34 @@ func (c *decodeCmd) replay(ctx context.Context, u *ui, parent *proc.Parent) (err
 		}
 		showProgress(u, "kv decode", p)
 	}
+	var path atomic.Pointer[string]
+	defer eng.OnPeer(func(e hawser.PeerEvent) {
+		if e.Kind == hawser.PeerUp {
+			p := e.Peer.Path()
+			path.Store(&p)
+		}
+	})()
 	r, err := simllm.Decode(ctx, eng, cfg)
 	if err != nil {
 		return err
 	}
-	if parent != nil {
-		return parent.Send(msgReport, r)
+	d := decoded{Report: r}
+	if p := path.Load(); p != nil {
+		d.Path = *p
 	}
-	full := newReport(r, &c.kvFlags, railPair{0, c.Rails})
+	if parent != nil {
+		return parent.Send(msgReport, d)
+	}
+	full := newReport(d, &c.kvFlags, railPair{0, c.Rails})
 	printReport(u, "kv decode", full)
 	return errors.Join(u.result(full), full.verdict(false))
+}
+
+// decoded is what a decoder reports.
+type decoded struct {
+	simllm.Report
+
+	Path string `json:"path"` // network that the engine chose for the prefiller
 }
 
 // tell reports a child's failure to its parent, which then speaks for it.

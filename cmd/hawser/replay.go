@@ -65,7 +65,7 @@ type session struct {
 	ui              *ui
 	prefill, decode *proc.Child
 	events          chan childEvent
-	report          *simllm.Report
+	report          *decoded
 	prefillReport   *simllm.PrefillReport
 	faults          []injected
 	faultAt         time.Time // of the first fault
@@ -248,7 +248,7 @@ func (s *session) take(e childEvent) error {
 		}
 		showProgress(s.ui, "kv replay", p)
 	case e.msg.Kind == msgReport && e.from == s.decode:
-		s.report = new(simllm.Report)
+		s.report = new(decoded)
 		return e.msg.Decode(s.report)
 	case e.msg.Kind == msgReport:
 		s.prefillReport = new(simllm.PrefillReport)
@@ -284,6 +284,9 @@ func (s *session) result() (*replayReport, error) {
 	}
 	if r.Bytes > 0 {
 		r.CPUPerGiB = cpu.Seconds() / (float64(r.Bytes) / (1 << 30))
+	}
+	if c := s.cmd; len(s.faults) == 0 && c.KillPrefiller+c.StopPrefiller > 0 {
+		return nil, fmt.Errorf("replay: the trace ended after %.1f s, before the fault: let it come earlier, or replay more requests", r.Wall)
 	}
 	if len(s.faults) > 0 && !r.SetKill(s.faultAt) {
 		return nil, fmt.Errorf("replay: the decoder never noticed the %s after %.1f s: the trace had ended; let it come earlier",

@@ -43,6 +43,9 @@ func TestReplayVerifiesEveryRequest(t *testing.T) {
 					t.Errorf("%s: got %v, want %v", field, got, want)
 				}
 			}
+			if r["path"] != network {
+				t.Errorf("path: got %v, want %s", r["path"], network)
+			}
 			for _, field := range []string{"bytes", "gb_per_s", "ttft_p50_ms", "ttft_p99_ms", "exposed_p50_us", "rss_mb"} {
 				if got := number(t, r, field); got <= 0 {
 					t.Errorf("%s: got %v, want more than 0", field, got)
@@ -85,6 +88,10 @@ func TestKilledPrefillerFailsItsRequests(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestFaultThatNeverCameIsSaid(t *testing.T) {
+	failsWith(t, []string{"before the fault"}, "kv", "replay", "--requests", "3", "--speed", "50", "--pool", "128MiB", "--kill-prefiller", "1h")
 }
 
 // TestPrefillAndDecodeApart runs the two sides as a person would.

@@ -13,9 +13,9 @@ import (
 
 // replayReport is the decoder's report and what only its starter knows.
 type replayReport struct {
-	simllm.Report
+	decoded
 
-	Provider string                `json:"provider"` // empty: the engine chose
+	Provider string                `json:"provider"` // asked for; empty: the best that works
 	Rails    string                `json:"rails"`    // prefill side, decode side
 	Scale    float64               `json:"scale"`
 	Prefill  *simllm.PrefillReport `json:"prefill,omitempty"` // absent when the prefiller was killed
@@ -34,9 +34,9 @@ type injected struct {
 	At   float64 `json:"at_s"` // after the decoder started
 }
 
-func newReport(r simllm.Report, f *kvFlags, rails railPair) *replayReport {
+func newReport(r decoded, f *kvFlags, rails railPair) *replayReport {
 	full := &replayReport{
-		Report: r, Provider: f.Provider, Rails: fmt.Sprintf("%d,%d", rails.prefill, rails.decode), Scale: f.Scale,
+		decoded: r, Provider: f.Provider, Rails: fmt.Sprintf("%d,%d", rails.prefill, rails.decode), Scale: f.Scale,
 		Machine: bench.ThisMachine(), Revision: thisVersion().Revision, Command: os.Args,
 	}
 	if rails.prefill == 0 {
@@ -85,13 +85,9 @@ func causes(m map[string]int) string {
 // printReport prints the report as a table of two columns.
 func printReport(u *ui, title string, r *replayReport) {
 	row := func(name, format string, args ...any) []string { return []string{name, fmt.Sprintf(format, args...)} }
-	network := r.Provider
-	if network == "" {
-		network = "the engine's choice"
-	}
 	rows := [][]string{
 		row("geometry, pool", "%s, %s", r.Geometry, size(r.PoolBytes)),
-		row("network, rails", "%s, %s", network, r.Rails),
+		row("network, rails", "%s, %s", r.Path, r.Rails),
 		row("requests", "%d: %d verified, %d failed, %d cancelled", r.Requests, r.VerifiedRequests, r.Failed, r.Cancelled),
 	}
 	for _, cause := range slices.Sorted(maps.Keys(r.Causes)) {
