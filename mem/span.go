@@ -85,11 +85,6 @@ func fill(fd int, size int64) ([]byte, error) {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, Seals); err != nil {
 		return nil, fmt.Errorf("add seals: %w", err)
 	}
-	return Map(fd, uint64(size))
-}
-
-// Map maps a memfd of at least size bytes for reading and writing, with every page present. Unmap undoes it.
-func Map(fd int, size uint64) ([]byte, error) {
 	b, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
 	if err != nil {
 		return nil, fmt.Errorf("mmap: %w", err)
@@ -97,26 +92,30 @@ func Map(fd int, size uint64) ([]byte, error) {
 	return b, nil
 }
 
-// Unmap undoes Map.
-func Unmap(b []byte) error { return unix.Munmap(b) }
+// ErrUnfit: a descriptor is not a memfd that can be shared safely.
+var ErrUnfit = errors.New("not a sealed memfd of that size")
 
-// MapSealed maps a memfd that another process sent, after checking that it carries Seals and is at least size bytes long.
-func MapSealed(fd int, size uint64) ([]byte, error) {
+// CheckSealed checks a memfd that somebody else made: it must be at least size bytes long and carry Seals, so that no holder can
+// make it shorter under whoever maps it.
+func CheckSealed(fd int, size uint64) error {
+	if size == 0 || size > math.MaxInt64/2 {
+		return fmt.Errorf("%w: size %d", ErrUnfit, size)
+	}
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {
-		return nil, fmt.Errorf("read seals: %w", err)
+		return fmt.Errorf("%w: read seals: %w", ErrUnfit, err)
 	}
 	if seals&Seals != Seals {
-		return nil, fmt.Errorf("memfd has seals %#x, want %#x: its owner could truncate it under us", seals, Seals)
+		return fmt.Errorf("%w: seals are %#x, want %#x", ErrUnfit, seals, Seals)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, fmt.Errorf("fstat: %w", err)
+		return fmt.Errorf("%w: fstat: %w", ErrUnfit, err)
 	}
-	if size == 0 || size > math.MaxInt64/2 || st.Size < int64(size) {
-		return nil, fmt.Errorf("memfd has %d bytes, want %d", st.Size, size)
+	if st.Size < int64(size) {
+		return fmt.Errorf("%w: it has %d bytes, want %d", ErrUnfit, st.Size, size)
 	}
-	return Map(fd, size)
+	return nil
 }
 
 // finish keeps a forked child from sharing the pages: a copy-on-write after fork would move the parent's pages away from

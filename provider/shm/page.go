@@ -3,7 +3,6 @@ package shm
 import (
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"sync/atomic"
 	"unsafe"
@@ -111,38 +110,13 @@ func newPage(name string, size uint64, more int) (fd int, b []byte, err error) {
 	return fd, b, nil
 }
 
-// importPage maps a memfd that a peer sent. Unlike mem.MapSealed it touches no page: a large region must not stop
-// the owner for as long as that takes, and what is never written need not be mapped.
+// importPage maps a memfd that a peer sent. It touches no page: a large region must not stop the owner for as long as that
+// takes, and what is never written need not be mapped.
 func importPage(fd int, size uint64, prot int) ([]byte, error) {
-	if err := checkSealed(fd, size); err != nil {
+	if err := mem.CheckSealed(fd, size); err != nil {
 		return nil, err
 	}
 	return mapPage(fd, size, prot)
-}
-
-// errUnfit: a descriptor is not the sealed memfd that it should be.
-var errUnfit = errors.New("not a sealed memfd of that size")
-
-// checkSealed checks that no holder of the memfd can make it shorter than size: an access behind its end would kill us.
-func checkSealed(fd int, size uint64) error {
-	if size == 0 || size > math.MaxInt64/2 {
-		return fmt.Errorf("%w: size %d", errUnfit, size)
-	}
-	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
-	if err != nil {
-		return fmt.Errorf("%w: read seals: %w", errUnfit, err)
-	}
-	if seals&mem.Seals != mem.Seals {
-		return fmt.Errorf("%w: seals are %#x, want %#x", errUnfit, seals, mem.Seals)
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return fmt.Errorf("%w: fstat: %w", errUnfit, err)
-	}
-	if st.Size < int64(size) {
-		return fmt.Errorf("%w: it has %d bytes, want %d", errUnfit, st.Size, size)
-	}
-	return nil
 }
 
 func mapPage(fd int, size uint64, prot int) ([]byte, error) {

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-project/hawser/mem"
 	"github.com/hawser-project/hawser/provider"
 )
 
@@ -41,7 +42,7 @@ func (d *domain) register(m provider.Memory, acc provider.Access) (provider.Key,
 	}
 	r := region{bytes: m.Bytes, remote: acc&provider.AccessRemoteWrite != 0, fd: -1}
 	if r.remote && m.FD >= 0 {
-		if err := checkSealed(m.FD, uint64(len(m.Bytes))); err != nil {
+		if err := mem.CheckSealed(m.FD, uint64(len(m.Bytes))); err != nil {
 			return provider.Key{}, fmt.Errorf("descriptor %d: %w: %w", m.FD, provider.ErrInvalid, err)
 		}
 		fd, err := unix.FcntlInt(uintptr(m.FD), unix.F_DUPFD_CLOEXEC, 0)
@@ -236,7 +237,7 @@ func (d *domain) mapGrant(p *peer, pkt *packet) error {
 		m.errno = uint32(unix.EMFILE)
 		return nil
 	}
-	if err := checkSealed(pkt.fds[0], pkt.size); err != nil {
+	if err := mem.CheckSealed(pkt.fds[0], pkt.size); err != nil {
 		return err
 	}
 	b, err := unix.Mmap(pkt.fds[0], 0, int(pkt.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
