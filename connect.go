@@ -52,8 +52,14 @@ func (e *Engine) addListener(l net.Listener) {
 	e.listeners = append(e.listeners, l)
 }
 
-// hostKey is equal for processes that can use each other's unix sockets.
-func hostKey() string { return fmt.Sprintf("%s uid %d", host.ID(), os.Getuid()) }
+// hostKey is equal for processes that can use each other's unix sockets, and empty when that cannot be told.
+func hostKey() string {
+	id, err := host.ID()
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("%s uid %d", id, os.Geteuid())
+}
 
 // advertise is where a listener can be dialed. An unspecified address is not an address: the interfaces' are.
 func advertise(a net.Addr) []string {
@@ -249,7 +255,7 @@ type endpoint struct{ network, addr string }
 // endpoints lists how to reach an engine: the unix socket first, when it is on this host.
 func endpoints(a *wire.Addr) []endpoint {
 	var out []endpoint
-	if a.Unix != "" && a.Host == hostKey() {
+	if a.Unix != "" && a.Host != "" && a.Host == hostKey() {
 		out = append(out, endpoint{"unix", "@" + a.Unix})
 	}
 	for _, l := range a.Listen {

@@ -103,9 +103,10 @@ func (d *Decoder) reached(a *attempt) <-chan struct{} {
 	if want == 0 {
 		return nil
 	}
-	// Others may have counted on the same value; only this peer's count matters.
-	from := a.counter.From(a.link.peer)
-	return a.counter.Done(a.counter.Load() - from + want)
+	// Others may have counted on the same value; only this peer's count matters. The whole is read first: if a write is counted
+	// in between, the wait is too short, and watch comes back, and never too long.
+	whole := a.counter.Load()
+	return a.counter.Done(want + whole - min(whole, a.counter.From(a.link.peer)))
 }
 
 // step feeds one event to an attempt and carries the effects out. Needs mu.

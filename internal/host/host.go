@@ -5,19 +5,18 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
 )
 
-// ID identifies this boot of the machine and the network namespace of the process. Processes with equal IDs can reach each
-// other's abstract unix sockets and loopback addresses; both are private to a network namespace.
-var ID = sync.OnceValue(func() string {
+// ID identifies this boot of the machine and the network namespace of the calling thread. Processes with equal IDs can reach
+// each other's abstract unix sockets and loopback addresses; both are private to a network namespace.
+func ID() (string, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil { // no /proc: nobody is on the same host, for all we know
-		boot = fmt.Appendf(nil, "unknown-%d", os.Getpid())
-	}
-	ns, err := os.Readlink("/proc/self/ns/net") // "net:[4026531840]"
 	if err != nil {
-		ns = "net:[unknown]"
+		return "", fmt.Errorf("no boot id: %w", err)
 	}
-	return strings.TrimSpace(string(boot)) + "/" + ns
-})
+	ns, err := os.Readlink("/proc/thread-self/ns/net") // "net:[4026531840]"
+	if err != nil {
+		return "", fmt.Errorf("no network namespace: %w", err)
+	}
+	return strings.TrimSpace(string(boot)) + "+" + strings.Trim(strings.TrimPrefix(ns, "net:"), "[]"), nil
+}

@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hawser-project/hawser/internal/host"
 	"github.com/hawser-project/hawser/provider"
 )
 
@@ -63,22 +61,14 @@ func (Provider) Devices(context.Context) ([]provider.Device, error) {
 }
 
 func device() (provider.Device, error) {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	id, err := host.ID()
 	if err != nil {
-		return provider.Device{}, fmt.Errorf("no boot id: %w", err)
-	}
-	ns, err := os.Stat("/proc/self/ns/net")
-	if err != nil {
-		return provider.Device{}, fmt.Errorf("no network namespace: %w", err)
-	}
-	st, ok := ns.Sys().(*syscall.Stat_t)
-	if !ok {
-		return provider.Device{}, fmt.Errorf("no inode of the network namespace")
+		return provider.Device{}, err
 	}
 	return provider.Device{
 		Provider: providerName,
 		Name:     deviceName,
-		Fabric:   fmt.Sprintf("shm:%s:%d:%d", strings.TrimSpace(string(boot)), st.Ino, unix.Geteuid()),
+		Fabric:   fmt.Sprintf("shm:%s:%d", id, unix.Geteuid()),
 		LinkBits: linkBits,
 		NUMA:     -1,
 		Loopback: true,

@@ -1,7 +1,6 @@
 package tcp
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -9,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/hawser-project/hawser/internal/host"
 	"github.com/hawser-project/hawser/provider"
 )
 
@@ -70,19 +70,11 @@ func fabric(ip netip.Addr) (string, error) {
 	if !ip.IsLoopback() {
 		return name, nil
 	}
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	id, err := host.ID()
 	if err != nil {
 		return "", err
 	}
-	ns, err := os.Readlink("/proc/thread-self/ns/net") // "net:[4026531833]"
-	if err != nil {
-		return "", err
-	}
-	_, inode, ok := strings.Cut(strings.TrimSuffix(ns, "]"), "[")
-	if !ok {
-		return "", fmt.Errorf("network namespace %q has no inode", ns)
-	}
-	return name + ":lo:" + strings.TrimSpace(string(boot)) + "+" + inode, nil
+	return name + ":lo:" + id, nil
 }
 
 // linkBits is the speed of an interface in bits per second, 0 when it does not say.
