@@ -16,15 +16,17 @@ type note struct {
 	target interface{ fire() }
 }
 
-// dispatcher wakes goroutines for the worker. A worker that readied goroutines itself would put them behind its own loop on
-// its own processor; it pushes a note instead, and at most one eventfd write wakes this goroutine, wherever there is
-// a free processor.
+// dispatcher wakes the goroutines that wait for what the worker did. Readying a goroutine puts it on the processor of whoever
+// does it, behind the worker's own loop. So the worker only leaves notes while it is busy; when it has nothing else to do
+// it fires them itself and gives its processor away, which is the shortest way there is. When it stays busy, it wakes the
+// dispatcher's goroutine, by an eventfd that the runtime sees on whatever processor is free.
 //
-// push may be called by anyone; the rest is owned by run.
+// push and leave may be called by anyone.
 type dispatcher struct {
 	head     atomic.Pointer[note]
 	sleeping atomic.Bool
 	stopped  atomic.Bool
+	firing   sync.Mutex // held while notes fire: one after the other, in order
 	parker   *cpu.Parker
 	done     chan struct{}
 }
@@ -39,8 +41,15 @@ func newDispatcher() (*dispatcher, error) {
 	return d, nil
 }
 
-// hot:
+// push leaves a note and makes sure that it fires soon.
 func (d *dispatcher) push(n *note) {
+	d.leave(n)
+	d.wake()
+}
+
+// leave leaves a note for whoever fires next: the worker does when it is idle.
+// hot:
+func (d *dispatcher) leave(n *note) {
 	if n.queued.Swap(true) {
 		return
 	}
@@ -48,9 +57,17 @@ func (d *dispatcher) push(n *note) {
 		h := d.head.Load()
 		n.next = h
 		if d.head.CompareAndSwap(h, n) {
-			break
+			return
 		}
 	}
+}
+
+// pending reports whether notes wait.
+// hot:
+func (d *dispatcher) pending() bool { return d.head.Load() != nil }
+
+// wake makes the dispatcher's goroutine fire what waits.
+func (d *dispatcher) wake() {
 	if d.sleeping.Load() { // pairs with the store in run: one of the two sees the other
 		d.parker.Wake()
 	}
@@ -59,36 +76,38 @@ func (d *dispatcher) push(n *note) {
 func (d *dispatcher) run() {
 	defer close(d.done)
 	for {
-		if d.drain() {
+		if d.fire() {
 			continue
 		}
 		if d.stopped.Load() {
 			return
 		}
 		d.sleeping.Store(true)
-		if d.head.Load() == nil && !d.stopped.Load() {
+		if !d.pending() && !d.stopped.Load() {
 			d.parker.Park(time.Minute)
 		}
 		d.sleeping.Store(false)
 	}
 }
 
-// drain fires all notes that are there, oldest first.
-func (d *dispatcher) drain() bool {
+// fire fires all notes that wait, oldest first, and reports whether there were any.
+func (d *dispatcher) fire() bool {
+	d.firing.Lock()
+	defer d.firing.Unlock()
 	var oldest *note
 	for n := d.head.Swap(nil); n != nil; {
 		next := n.next
 		n.next, oldest = oldest, n
 		n = next
 	}
-	any := oldest != nil
+	found := oldest != nil
 	for n := oldest; n != nil; {
-		next := n.next // before queued is cleared: from then on the note may be pushed again
+		next := n.next // before queued is cleared: from then on the note may be left again
 		n.queued.Store(false)
 		n.target.fire()
 		n = next
 	}
-	return any
+	return found
 }
 
 // stop fires what is left and joins the goroutine. Nobody pushes any more.

@@ -37,7 +37,7 @@ func newInbox(notes *dispatcher, depth int) *inbox {
 // put is called by the worker. The queue holds as many entries as there are buffers, so it is never full.
 func (b *inbox) put(en inboxEntry) {
 	b.q.Push(en)
-	b.notes.push(&b.note)
+	b.notes.leave(&b.note)
 }
 
 func (b *inbox) fire() { signal(b.ready) }

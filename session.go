@@ -159,7 +159,7 @@ func (s *session) linkEvent(rp *rail.Peer, kind provider.Kind, status provider.S
 		s.fail(ErrPeerDown, fmt.Errorf("its %s connection ended: %s", s.path, status))
 		return
 	}
-	s.e.notes.push(&s.note)
+	s.e.notes.leave(&s.note)
 }
 
 // fire is called by the dispatcher: it takes a failed session down and wakes who waits for a change.

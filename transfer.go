@@ -33,7 +33,7 @@ func (t *Transfer) complete(err error) {
 	t.err = err
 	t.ended.Store(true)
 	if t.waited.Load() { // pairs with Done: it sees ended, or we see waited
-		t.notes.push(&t.note)
+		t.notes.leave(&t.note)
 	}
 }
 
@@ -219,7 +219,7 @@ func (q *Queue) submit(o *op, fault error, cookie uint64) error {
 func (q *Queue) complete(cookie uint64, err error) {
 	q.ends.Push(Done{Cookie: cookie, Err: err}) // never full: it holds depth
 	if q.waited.Load() {                        // pairs with Wait
-		q.e.notes.push(&q.note)
+		q.e.notes.leave(&q.note)
 	}
 }
 

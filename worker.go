@@ -16,6 +16,10 @@ const (
 	// for a round trip over two eventfds), so spinning at most doubles what sleeping at once would have cost.
 	spinTime = 10 * time.Microsecond
 
+	// patience is for how many busy steps the worker leaves notes lie before it wakes the dispatcher for them: waking costs about
+	// as much as a step, and most steps are the last ones.
+	patience = 2
+
 	// maxSleep bounds a sleep. Nothing depends on it: it is a safety net under the wakes.
 	maxSleep = 500 * time.Millisecond
 )
@@ -42,9 +46,21 @@ func (w *worker) wake() {
 func (w *worker) run() {
 	defer close(w.done)
 	var idle time.Time
+	owed := 0 // busy steps in a row with notes left
 	for !w.stopped.Load() {
 		if w.group.Step() > 0 {
 			idle = time.Time{}
+			if !w.e.notes.pending() {
+				owed = 0
+			} else if owed++; owed == patience {
+				owed = 0
+				w.e.notes.wake()
+			}
+			continue
+		}
+		if w.e.notes.pending() {
+			w.e.notes.fire()
+			runtime.Gosched() // to those who were woken
 			continue
 		}
 		if now := time.Now(); idle.IsZero() {
@@ -90,7 +106,7 @@ func (w *worker) do(f func(*rail.Group) error) error {
 	c.target = c
 	ok := w.group.Call(func(g *rail.Group) {
 		c.err = f(g)
-		w.e.notes.push(&c.note)
+		w.e.notes.leave(&c.note)
 	})
 	if !ok {
 		return ErrClosed
@@ -128,7 +144,7 @@ func (w *worker) Imm(p *rail.Peer, imm uint32) {
 		return
 	}
 	if due != nil {
-		w.e.notes.push(&due.Owner.(*Counter).note)
+		w.e.notes.leave(&due.Owner.(*Counter).note)
 	}
 }
 

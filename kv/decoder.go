@@ -54,7 +54,8 @@ type Decoder struct {
 
 	ctx  context.Context // ends in Close, after the last attempt
 	stop context.CancelFunc
-	deaf func() // ends the calls of peerEvent
+	deaf func()                                    // ends the calls of peerEvent
+	shut func(context.Context, *hawser.Peer) error // Engine.Fence, but in tests
 	wg   sync.WaitGroup
 	busy chan struct{} // capacity 1: there is something that time can change
 	idle chan struct{} // capacity 1: no write of any attempt may land any more
@@ -96,7 +97,7 @@ func NewDecoder(eng *hawser.Engine, cfg DecoderConfig) (*Decoder, error) {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	d := &Decoder{
-		eng: eng, cfg: cfg, log: cfg.Log, ctx: ctx, stop: stop,
+		eng: eng, cfg: cfg, log: cfg.Log, ctx: ctx, stop: stop, shut: eng.Fence,
 		busy: make(chan struct{}, 1), idle: make(chan struct{}, 1),
 		links: map[string]*fetchLink{}, peers: map[*hawser.Peer]*fetchLink{}, fences: map[*hawser.Peer]*fence{},
 		attempts: map[uint64]*attempt{}, nextSeq: 1, nextEpoch: 1,

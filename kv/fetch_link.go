@@ -226,7 +226,7 @@ func (d *Decoder) fence(f *fence) {
 	l := f.link
 	for {
 		ctx, cancel := context.WithTimeout(d.ctx, fenceLimit)
-		err := d.eng.Fence(ctx, l.peer)
+		err := d.shut(ctx, l.peer)
 		cancel()
 		d.mu.Lock()
 		for _, a := range l.live {

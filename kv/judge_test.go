@@ -328,3 +328,116 @@ func TestDeadlineEndsARequest(t *testing.T) {
 		}
 	}
 }
+
+// TestStrangersCountForNothing: another engine signals the immediate of a request, as often as there are writes.
+func TestStrangersCountForNothing(t *testing.T) {
+	onNetworks(t, func(t *testing.T, network string) {
+		at, hold := make(chan struct{}), make(chan struct{})
+		release := sync.OnceFunc(func() { close(hold) })
+		var once sync.Once
+		p := newPrefillSide(t, network, small, 40, func(h *toy, _ *PrefillerConfig) {
+			h.step = func(*Job, int, int) {
+				once.Do(func() { close(at) })
+				<-hold
+			}
+		})
+		t.Cleanup(release)
+		d := newDecodeSide(t, network, small, 40)
+		x, err := d.d.Fetch(limit(t), FetchRequest{ID: "r", Tokens: 50, From: p.eng.Addr()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-at
+		stranger := openEngine(t, "stranger", network)
+		peer, err := stranger.Connect(limit(t), d.eng.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		expected := small.Writes(50)
+		for range expected {
+			if _, err := stranger.Signal(hawser.Signal{To: peer, Imm: immBase}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := d.eng.Counter(immBase).Wait(limit(t), expected); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-x.done:
+			t.Fatal("ready, and nothing has been written")
+		case <-time.After(50 * time.Millisecond): // long enough for a wake
+		}
+		release()
+		r, err := x.Wait(limit(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Release()
+		if n := d.mem.corrupt("r", r.Pages); n != 0 {
+			t.Errorf("%d corrupt bytes", n)
+		}
+	})
+}
+
+// TestPagesAreQuarantinedUntilTheFence: the caller is told at once, its pages are out of service as long as there is no proof, and
+// other prefillers serve the rest meanwhile.
+func TestPagesAreQuarantinedUntilTheFence(t *testing.T) {
+	at, hold := make(chan struct{}, 10), make(chan struct{})
+	p := newPrefillSide(t, "tcp", small, 40, func(h *toy, _ *PrefillerConfig) {
+		h.step = func(*Job, int, int) {
+			at <- struct{}{}
+			<-hold
+		}
+	})
+	t.Cleanup(func() {
+		p.toy.dead.Store(true)
+		close(hold)
+	})
+	healthy := newPrefillSide(t, "tcp", small, 40, nil)
+	d := newDecodeSide(t, "tcp", small, 40)
+	tries, proven := make(chan struct{}), make(chan struct{})
+	fence := d.d.shut
+	d.d.shut = func(ctx context.Context, peer *hawser.Peer) error {
+		select {
+		case tries <- struct{}{}:
+			return hawser.ErrUnfenced
+		case <-proven:
+			return fence(ctx, peer)
+		}
+	}
+	x, err := d.d.Fetch(limit(t), FetchRequest{ID: "r", Tokens: 80, From: p.eng.Addr()}) // 20 pages
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-at
+	now, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.eng.Close(now); err != nil {
+		t.Fatal(err)
+	}
+	<-tries
+	if _, err := x.Wait(limit(t)); !errors.Is(err, hawser.ErrPeerDown) {
+		t.Fatalf("got %v, want ErrPeerDown", err)
+	}
+	<-tries // the second try
+	for range 3 {
+		if s := d.d.Stats(); s.Quarantined != 20 || s.Writing != 1 || d.mem.pool.Free() != 20 {
+			t.Fatalf("%+v, %d pages free; want 20 quarantined, 20 free", s, d.mem.pool.Free())
+		}
+		d.fetch(t, healthy, "other", 80)
+	}
+	select {
+	case <-x.Quiesced():
+		t.Fatal("quiesced without proof")
+	default:
+	}
+	close(proven)
+	select {
+	case <-x.Quiesced():
+	case <-limit(t).Done():
+		t.Fatal("pages are never reusable")
+	}
+	if s := d.d.Stats(); s.Quarantined != 0 || s.Writing != 0 || d.mem.pool.Free() != 40 {
+		t.Fatalf("%+v, %d pages free; want none quarantined, all free", s, d.mem.pool.Free())
+	}
+}

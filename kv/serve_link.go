@@ -421,6 +421,9 @@ func (p *Prefiller) step(j *Job, e serveEvent) {
 	if fx&fxTiming != 0 {
 		p.send(j.link, &timing{j.seq, hostID(), j.begun.UnixNano(), j.computed.UnixNano(), j.layers, j.late})
 	}
+	if next.state == serveTomb {
+		j.src, j.dst, j.complete = nil, nil, nil // a tomb is kept for its answer only
+	}
 	if fx&fxUnpin != 0 {
 		p.live--
 		if next.left == 0 && next.exact {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -124,10 +125,9 @@ func (s *summary) endPackage(e event, text []string) {
 	fmt.Fprintf(s.out, "FAIL %s  %.1fs\n", e.Package, e.Elapsed)
 }
 
-// reason is what t.Skip printed, in one line and without the file and line before it.
+// reason is what t.Skip printed: the last line of the test's output, without the file and line before it.
 func reason(text []string) string {
-	var words []string
-	for _, t := range text {
+	for _, t := range slices.Backward(text) {
 		t = strings.TrimSpace(t)
 		if t == "" || strings.HasPrefix(t, "=== ") || strings.HasPrefix(t, "--- ") {
 			continue
@@ -137,12 +137,9 @@ func reason(text []string) string {
 				t = said
 			}
 		}
-		words = append(words, t)
+		return t
 	}
-	if len(words) == 0 {
-		return "no reason given"
-	}
-	return strings.Join(words, " ")
+	return "no reason given"
 }
 
 func appendCounts(file, name string, s Summary) error {

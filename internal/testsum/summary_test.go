@@ -12,6 +12,7 @@ const events = `{"Action":"start","Package":"m/a"}
 {"Action":"run","Package":"m/a","Test":"TestGood"}
 {"Action":"output","Package":"m/a","Test":"TestGood","Output":"chatter\n"}
 {"Action":"pass","Package":"m/a","Test":"TestGood"}
+{"Action":"output","Package":"m/a","Test":"TestNoVM","Output":"    vm_test.go:9: seed 4711\n"}
 {"Action":"output","Package":"m/a","Test":"TestNoVM","Output":"    vm_test.go:12: needs a VM\n"}
 {"Action":"output","Package":"m/a","Test":"TestNoVM","Output":"--- SKIP: TestNoVM (0.00s)\n"}
 {"Action":"skip","Package":"m/a","Test":"TestNoVM"}

@@ -66,6 +66,8 @@ type replay struct {
 	run   string // random, so that request ids of two runs differ and with them their content
 	start time.Time
 
+	verifying sync.Mutex // held while a request is checked
+
 	mu       sync.Mutex // guards the rest
 	report   Report
 	done     int
@@ -253,10 +255,15 @@ func (r *replay) verify(id string, result kv.Result) (corrupt int) {
 	case VerifySample:
 		step = sampleEvery
 	}
+	// One at a time: checking must not take the processors from those who move bytes.
+	r.verifying.Lock()
+	defer r.verifying.Unlock()
 	key, planes := RequestKey(id), r.cfg.Geometry.Group.Planes
+	var polite yielder
 	for view := range r.mem.views {
 		for page := 0; page < len(result.Pages); page += step {
 			corrupt += Corrupt(r.mem.page(view, result.Pages[page]), Key{key, view / planes, view % planes, page})
+			polite.did(r.mem.size)
 		}
 	}
 	return corrupt

@@ -251,9 +251,11 @@ func (m *model) pass(ctx context.Context, p *kv.Prefiller, parts []part) {
 // fill writes the content of one layer's new pages.
 func (m *model) fill(a part, layer int) {
 	planes := m.cfg.Geometry.Group.Planes
+	var polite yielder
 	for page := a.first; page < a.last; page++ {
 		for plane := range planes {
 			Fill(m.mem.page(layer*planes+plane, a.t.pages[page]), Key{a.t.key, layer, plane, page})
+			polite.did(m.mem.size)
 		}
 	}
 }

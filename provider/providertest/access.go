@@ -18,10 +18,9 @@ func badAccessIsRefused(w *world) {
 	w.fill(l.src.b)
 	k := l.key
 	cases := []struct {
-		name      string
-		id, addr  uint64
-		n         uint64
-		sameKeyID bool
+		name     string
+		id, addr uint64
+		n        uint64
 	}{
 		{name: "key 0", id: 0, addr: k.Base, n: 8},
 		{name: "largest key", id: math.MaxUint64, addr: k.Base, n: 8},

@@ -6,20 +6,22 @@
 //		providertest.Run(t, providertest.Factory{
 //			Memory: mem.Shared,
 //			Network: func(t *testing.T) providertest.Network {
-//				p := shm.New(shm.Config{})
+//				p := shm.New()
 //				return providertest.Network{
 //					Provider: func(host string) provider.Provider { return p },
 //				}
 //			},
 //			Except: map[string]string{
-//				"KeyOfAnotherPeerIsRefused": "peers of one user are one trust domain",
+//				"GrantIsEnforcedToItsRange": "the writer maps whole memory",
 //			},
 //		})
 //	}
 //
 // Every property is a subtest whose name is a row of the table in properties.go. What a network cannot give is a row of
-// Factory.Except: the property is skipped with that reason, and the last line of the log counts such rows. A row that
-// names no property fails the run.
+// Factory.Except: the property is skipped with that reason, and the last line of the log counts what was skipped. A row
+// that names no property fails the run. One property alone:
+//
+//	go test -v -run 'TestContract/Property/FenceStopsTheWriter' -providertest.seed=7
 //
 // # How the tests drive a provider
 //

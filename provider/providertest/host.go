@@ -27,10 +27,11 @@ type host struct {
 	token uint64
 	out   map[uint64]pending         // by token
 	done  map[uint64]provider.Status // by token
-	lens  map[uint64]uint64          // by token: Completion.Len of messages
-	from  map[uint64]provider.Peer   // by token: sender of messages
 	peers map[provider.Peer]*peerState
 	imms  []provider.Completion
+
+	immsPosted, immsOK int // writes with an immediate: accepted, and ended with ok
+
 	msgs  []provider.Completion
 	onImm func(c provider.Completion) error // sees an immediate at the moment Poll returns it
 
@@ -57,9 +58,11 @@ func newHost(name string, dev provider.Device, dom provider.Domain, cfg provider
 	if cfg.MaxPeers == 0 {
 		cfg.MaxPeers = provider.DefaultMaxPeers
 	}
-	return &host{name: name, dev: dev, dom: dom, caps: dom.Caps(), bell: bell, maxPeers: cfg.MaxPeers, patience: wakeGuard,
+	return &host{
+		name: name, dev: dev, dom: dom, caps: dom.Caps(), bell: bell, maxPeers: cfg.MaxPeers, patience: wakeGuard,
 		cs: make([]provider.Completion, pollBatch), out: map[uint64]pending{}, done: map[uint64]provider.Status{},
-		lens: map[uint64]uint64{}, from: map[uint64]provider.Peer{}, peers: map[provider.Peer]*peerState{}}
+		peers: map[provider.Peer]*peerState{},
+	}
 }
 
 func (h *host) close() error {
@@ -204,7 +207,6 @@ func (h *host) takeWR(c provider.Completion) error {
 		return fmt.Errorf("completion of a %v has kind %v, want %v", wr.op, c.Kind, want)
 	}
 	if wr.op == provider.OpRecv {
-		h.lens[c.Token], h.from[c.Token] = c.Len, c.Peer
 		switch c.Status {
 		case provider.StatusOK, provider.StatusTruncated:
 			h.msgs = append(h.msgs, c)
@@ -230,7 +232,12 @@ func (h *host) takeWR(c provider.Completion) error {
 		s.out--
 	}
 	switch c.Status {
-	case provider.StatusOK, provider.StatusFlushed, provider.StatusAccess, provider.StatusLocal:
+	case provider.StatusOK:
+		if wr.op == provider.OpWriteImm {
+			h.immsOK++
+		}
+		return nil
+	case provider.StatusFlushed, provider.StatusAccess, provider.StatusLocal:
 		return nil
 	}
 	return fmt.Errorf("status of a write or send")
@@ -255,6 +262,9 @@ func (h *host) tryPost(wrs []provider.WR) ([]uint64, error) {
 	for i, wr := range wrs[:n] {
 		toks[i] = wr.Token
 		h.out[wr.Token] = pending{wr.Op, wr.Peer}
+		if wr.Op == provider.OpWriteImm {
+			h.immsPosted++
+		}
 		if s := h.peers[wr.Peer]; s != nil && wr.Op != provider.OpRecv {
 			s.out++
 			if s.down {

@@ -220,7 +220,9 @@ func (w *world) wantStale(h *host, p provider.Peer, r *region) {
 		name string
 		err  error
 	}{
-		{"disconnect", h.dom.Disconnect(p)}, {"fence", h.dom.Fence(p)}, {"grant", grant},
+		{"disconnect", h.dom.Disconnect(p)},
+		{"fence", h.dom.Fence(p)},
+		{"grant", grant},
 		{"connect", h.dom.Connect(p, provider.Addr{1, 2, 3, 4}, true)},
 	} {
 		if !errors.Is(call.err, provider.ErrStale) {

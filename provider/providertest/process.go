@@ -68,17 +68,16 @@ func (w *world) startChild() *child {
 	if err := c.cmd.Start(); err != nil {
 		w.Fatal(err)
 	}
-	stdin.Close()
-	reply.Close()
+	_, _ = stdin.Close(), reply.Close() // the child has them
 	go func() {
 		defer close(c.lines)
-		defer out.Close()
+		defer func() { _ = out.Close() }()
 		for s := bufio.NewScanner(out); s.Scan(); {
 			c.lines <- s.Text()
 		}
 	}()
 	w.Cleanup(func() {
-		in.Close()
+		_ = in.Close()           // which tells the child to end
 		_ = c.cmd.Process.Kill() // it may have ended
 		_ = c.cmd.Wait()
 		for range c.lines { // the reader ends with the pipe
@@ -265,7 +264,6 @@ func stoppedProcess(w *world) {
 func runChild(t *testing.T, f Factory) {
 	w := newWorld(t, f)
 	reply := os.NewFile(3, "reply")
-	defer reply.Close()
 	say := func(line string) {
 		if _, err := fmt.Fprintln(reply, line); err != nil {
 			t.Fatal(err)

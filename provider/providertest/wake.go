@@ -1,6 +1,7 @@
 package providertest
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"sync/atomic"
@@ -36,8 +37,9 @@ func (h *host) await(what string, cond func() bool, parked *atomic.Int64) error 
 		}
 		if !h.bell.Park(h.patience) {
 			n, err := h.step()
-			return fmt.Errorf("host %s: no wake in %v while waiting until %s (a poll then found %d completions, error %v)",
-				h.name, h.patience, what, n, err)
+			lost := fmt.Errorf("host %s: no wake in %v while waiting until %s (a poll then found %d completions)",
+				h.name, h.patience, what, n)
+			return errors.Join(lost, err)
 		}
 	}
 	return nil

@@ -331,9 +331,11 @@ func (l *lane) reverse() *lane {
 
 // write is a WR that copies n bytes from offset so of the source to offset do of the destination.
 func (l *lane) write(so, do, n int) provider.WR {
-	return provider.WR{Op: provider.OpWrite, Peer: l.peer, Len: uint64(n),
+	return provider.WR{
+		Op: provider.OpWrite, Peer: l.peer, Len: uint64(n),
 		LocalKey: l.src.key.ID, LocalAddr: l.src.key.Base + uint64(so),
-		RemoteKey: l.key.ID, RemoteAddr: l.key.Base + uint64(do)}
+		RemoteKey: l.key.ID, RemoteAddr: l.key.Base + uint64(do),
+	}
 }
 
 func (l *lane) writeImm(so, do, n int, imm uint32) provider.WR {

@@ -162,10 +162,12 @@ func heap(*owner) provider.Memory { return provider.Memory{Bytes: make([]byte, l
 
 // write is a write with an immediate from one side, 0 or 1.
 func (l *link) write(side int, token, n uint64) provider.WR {
-	return provider.WR{Op: provider.OpWriteImm, Token: token, Imm: uint32(token), Len: n,
+	return provider.WR{
+		Op: provider.OpWriteImm, Token: token, Imm: uint32(token), Len: n,
 		Peer:     [2]provider.Peer{l.pa, l.pb}[side],
 		LocalKey: l.local[side].ID, LocalAddr: l.local[side].Base,
-		RemoteKey: l.remote[side].ID, RemoteAddr: l.remote[side].Base}
+		RemoteKey: l.remote[side].ID, RemoteAddr: l.remote[side].Base,
+	}
 }
 
 func (o *owner) post(wrs ...provider.WR) {

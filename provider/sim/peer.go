@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 
 	"github.com/hawser-project/hawser/provider"
@@ -77,7 +78,7 @@ func (d *domain) find(p provider.Peer) *end {
 
 // strayStatus is the outcome of a WR to a handle that is not live.
 func (d *domain) strayStatus(p provider.Peer) provider.Status {
-	if _, err := d.lookup(p); err == provider.ErrStale {
+	if _, err := d.lookup(p); errors.Is(err, provider.ErrStale) {
 		return provider.StatusFlushed
 	}
 	return provider.StatusLocal
