@@ -6,7 +6,6 @@ import (
 
 	"github.com/hawser-project/hawser/internal/invariants"
 	"github.com/hawser-project/hawser/internal/rail"
-	"github.com/hawser-project/hawser/internal/ring"
 )
 
 // OptImm is an immediate or none. The zero value is none; Imm makes one, and 0 is a valid immediate.
@@ -77,11 +76,6 @@ type op struct {
 	region   *Region // source, held while in flight
 	transfer *Transfer
 	queue    *Queue
-}
-
-// opPool is a bounded free list.
-type opPool struct {
-	free *ring.Queue[*op]
 }
 
 // takeOp reserves an operation, ErrLimit when too many are in flight.

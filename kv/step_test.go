@@ -211,8 +211,16 @@ func proof(before fetchStep, e fetchEvent) bool {
 func TestServeStepKeepsItsPromises(t *testing.T) {
 	const writes, depth = 3, 12
 	events := []serveEvent{
-		{kind: svDispatch, n: writes}, {kind: svRefuse}, {kind: svStart}, {kind: svPost, n: 1}, {kind: svPost, n: 2},
-		{kind: svComplete, n: 1, ok: true}, {kind: svComplete, n: 1}, {kind: svCancel}, {kind: svFail}, {kind: svLinkEnded},
+		{kind: svDispatch, n: writes},
+		{kind: svRefuse},
+		{kind: svStart},
+		{kind: svPost, n: 1},
+		{kind: svPost, n: 2},
+		{kind: svComplete, n: 1, ok: true},
+		{kind: svComplete, n: 1},
+		{kind: svCancel},
+		{kind: svFail},
+		{kind: svLinkEnded},
 	}
 	type history struct {
 		ended    bool // CancelAck, Failed or Reject was sent

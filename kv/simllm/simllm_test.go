@@ -119,6 +119,7 @@ func generate(n int, seed uint64) []trace.Request {
 }
 
 func TestReplay(t *testing.T) {
+	t.Parallel()
 	cfg := DecodeConfig{Pool: testPool, Requests: generate(40, 3), Speed: 20}
 	replayBoth(t, cfg, func(t *testing.T, r Report) {
 		if r.VerifiedRequests != r.Requests || r.TTFTp50 <= 0 || r.ExposedP50 <= 0 || r.TTFTComputeP50 <= 0 {
@@ -128,6 +129,7 @@ func TestReplay(t *testing.T) {
 }
 
 func TestReplayWithCancels(t *testing.T) {
+	t.Parallel()
 	cfg := DecodeConfig{Pool: testPool, Requests: generate(60, 4), Speed: 30, Cancel: 0.5, Seed: 1}
 	replayBoth(t, cfg, func(t *testing.T, r Report) {
 		if r.Cancelled < 5 || r.VerifiedRequests != r.Done || r.CancelP99 <= 0 {
@@ -154,6 +156,7 @@ func TestReplayRealTrace(t *testing.T) {
 }
 
 func TestDecodeEndsWithItsContext(t *testing.T) {
+	t.Parallel()
 	g := geometry(t, "mini", 1)
 	addr, _ := serve(t, "shm", PrefillConfig{Geometry: g, Pool: testPool, Layer: LayerTime{A: 30}})
 	ctx, cancel := context.WithCancel(t.Context())

@@ -64,8 +64,10 @@ func withPeers(b *testing.B, size int, sleep bool, f func(b *bench)) {
 
 // wr is a write of n bytes with an immediate.
 func (b *bench) wr(from, to, n int, imm uint32) provider.WR {
-	return provider.WR{Op: provider.OpWriteImm, Peer: b.s.peer, Imm: imm, Len: uint64(n),
-		LocalKey: b.src.ID, LocalAddr: uint64(from), RemoteKey: b.dst.ID, RemoteAddr: b.dst.Base + uint64(to)}
+	return provider.WR{
+		Op: provider.OpWriteImm, Peer: b.s.peer, Imm: imm, Len: uint64(n),
+		LocalKey: b.src.ID, LocalAddr: uint64(from), RemoteKey: b.dst.ID, RemoteAddr: b.dst.Base + uint64(to),
+	}
 }
 
 // post and poll are those of the domain.

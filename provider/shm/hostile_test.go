@@ -129,7 +129,8 @@ func TestScribbledPagesPanicNobody(t *testing.T) {
 			binary.NativeEndian.PutUint64(page[min(at&^7, len(page)-8):], words[rng.IntN(len(words))])
 			_, _ = h.victim.d.Post([]provider.WR{
 				{Op: provider.OpRecv, LocalKey: k.ID, Len: 4096},
-				{Op: provider.OpWriteImm, Peer: h.evilPeer}, {Op: provider.OpSend, Peer: h.evilPeer, LocalKey: k.ID, Len: 100},
+				{Op: provider.OpWriteImm, Peer: h.evilPeer},
+				{Op: provider.OpSend, Peer: h.evilPeer, LocalKey: k.ID, Len: 100},
 			})
 			_, _ = h.evil.d.Post([]provider.WR{{Op: provider.OpWriteImm, Peer: h.evil.peer, Len: 8, RemoteKey: k.ID}})
 			h.victim.poll()

@@ -434,8 +434,10 @@ func TestTricklingNetwork(t *testing.T) {
 		box := o.register(s.d, make([]byte, 100))
 		for at, left := 0, 20; at < size; {
 			n := min(size-at, 1+rng.IntN(900))
-			batch := []provider.WR{{Op: provider.OpWriteImm, Peer: s.p, Imm: uint32(n), Len: uint64(n), LocalKey: s.local.ID,
-				LocalAddr: uint64(at), RemoteKey: s.key.ID, RemoteAddr: uint64(at)}}
+			batch := []provider.WR{{
+				Op: provider.OpWriteImm, Peer: s.p, Imm: uint32(n), Len: uint64(n), LocalKey: s.local.ID,
+				LocalAddr: uint64(at), RemoteKey: s.key.ID, RemoteAddr: uint64(at),
+			}}
 			if left > 0 { // a message each way, and a receive for the other's
 				left--
 				batch = append(batch, provider.WR{Op: provider.OpSend, Peer: s.p, Len: 77, LocalKey: s.local.ID},
