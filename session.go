@@ -283,7 +283,7 @@ func (s *session) bye(reason string) {
 
 // write is the writer goroutine. It closes the connection when the session ends, after what was queued before.
 func (s *session) write() {
-	defer s.conn.Close()
+	defer func() { _ = s.conn.Close() }() // nothing depends on how a connection that has ended closes
 	for {
 		select {
 		case f := <-s.out:

@@ -14,7 +14,7 @@ import (
 const (
 	// spinTime is how long a worker looks for work before it sleeps. About twice the cost of a sleep and a wake (measured: 5 us
 	// for a round trip over two eventfds), so spinning at most doubles what sleeping at once would have cost.
-	spinTime = 10 * time.Microsecond
+	spinTime = 50 * time.Microsecond
 
 	// patience is for how many busy steps the worker leaves notes lie before it wakes the dispatcher for them: waking costs about
 	// as much as a step, and most steps are the last ones.

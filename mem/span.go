@@ -24,7 +24,7 @@ const (
 	Heap
 )
 
-// Span is page-aligned memory, zeroed, with every page present. Owned by its maker.
+// Span is page-aligned memory, zeroed, with every page present and mapped (Linux 5.14 or later). Owned by its maker.
 type Span struct {
 	kind  Kind
 	bytes []byte
@@ -48,7 +48,7 @@ func New(size uint64, kind Kind) (*Span, error) {
 	case Heap:
 		return &Span{kind: kind, bytes: make([]byte, size), fd: -1}, nil
 	case Private:
-		b, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_POPULATE)
+		b, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 		if err != nil {
 			return nil, fmt.Errorf("span of %d bytes: mmap: %w", size, err)
 		}
@@ -85,7 +85,7 @@ func fill(fd int, size int64) ([]byte, error) {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, Seals); err != nil {
 		return nil, fmt.Errorf("add seals: %w", err)
 	}
-	b, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+	b, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("mmap: %w", err)
 	}
@@ -118,14 +118,30 @@ func CheckSealed(fd int, size uint64) error {
 	return nil
 }
 
-// finish keeps a forked child from sharing the pages: a copy-on-write after fork would move the parent's pages away from
+// finish maps the pages and keeps a forked child from sharing the pages: a copy-on-write after fork would move the parent's pages away from
 // under a network card.
 func finish(s *Span) (*Span, error) {
 	if err := unix.Madvise(s.bytes, unix.MADV_DONTFORK); err != nil {
 		err = fmt.Errorf("madvise dontfork: %w", err)
 		return nil, errors.Join(err, s.Free())
 	}
+	populate(s.bytes)
 	return s, nil
+}
+
+// populateStep is how much is mapped in one system call. MAP_POPULATE would map everything in one, and nobody else in the
+// process could change the address space meanwhile: with gigabytes that is seconds in which the process seems dead.
+const populateStep = 16 << 20
+
+// populate maps every page now, so that no write takes a page fault. Linux before 5.14 cannot: then the first write does.
+func populate(b []byte) {
+	for len(b) > 0 {
+		n := min(len(b), populateStep)
+		if unix.Madvise(b[:n], unix.MADV_POPULATE_WRITE) != nil {
+			return
+		}
+		b = b[n:]
+	}
 }
 
 // Bytes is the whole span. It must not be used after Free.

@@ -186,7 +186,7 @@ func TestNoWaitIsLost(t *testing.T) {
 	wake := make(chan struct{}, 1)
 	done := make(chan string, 1)
 	go func() {
-		for i := uint64(0); i < total; i++ {
+		for i := range uint64(total) {
 			for n, _ := w.Room(1); n == 0; n, _ = w.Room(1) {
 				if w.Wait() {
 					continue

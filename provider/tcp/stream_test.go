@@ -314,7 +314,7 @@ func TestSentBytesAreTheSameHoweverTheSocketTakesThem(t *testing.T) {
 			t.Fatalf("at %d bytes a call something is left", size)
 		}
 	}
-	for cut := range len(want) {
+	for cut := range want {
 		first := true
 		got := take(sender(), &b, func() int {
 			if first {
