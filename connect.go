@@ -182,7 +182,11 @@ func (e *Engine) connect(ctx context.Context, id ID, addr string) (*Peer, error)
 	key := addr
 	if id != (ID{}) {
 		key = string(id[:])
-		if p := e.peer(id); p.Up() {
+		p := e.peer(id)
+		if err := p.settle(ctx); err != nil {
+			return nil, err
+		}
+		if p.Up() {
 			return p, nil
 		}
 	}
@@ -295,6 +299,22 @@ func (e *Engine) dialEndpoint(ctx context.Context, end endpoint, id ID) (*Peer, 
 	return nil, err
 }
 
+// settle waits for a session that the other side is setting up, whatever becomes of it: dialing beside it would replace it.
+func (p *Peer) settle(ctx context.Context) error {
+	for {
+		changed := p.change()
+		s := p.cur.Load()
+		if s == nil || s.state.Load() != stateSetup || s.dialer {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
 // await waits for the connection that was preferred to ours.
 func (p *Peer) await(ctx context.Context, cause error) error {
 	for {
@@ -348,12 +368,12 @@ func (e *Engine) heart() {
 // beatFrame is a beat as it travels.
 var beatFrame = wire.AppendFrame(nil, wire.TypeBeat, 0, nil)
 
-// sessions appends the latest session of each peer to out.
+// sessions appends the latest session of each peer to out, and those before it that are not over.
 func (e *Engine) sessions(out []*session) []*session {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, p := range e.peers {
-		if s := p.cur.Load(); s != nil {
+		for s := p.cur.Load(); s != nil; s = s.prev.Load() {
 			out = append(out, s)
 		}
 	}

@@ -149,6 +149,9 @@ func (e *Engine) greet(ctx context.Context, conn net.Conn, want ID) (*Peer, erro
 	if _, err := c.write(wire.TypeAuth, auth); err != nil {
 		return p, s.abandon(err)
 	}
+	if err := s.follow(ctx); err != nil {
+		return p, s.abandon(err)
+	}
 	if err := s.followLinks(ctx, c); err != nil {
 		return p, s.abandon(err)
 	}
@@ -216,6 +219,9 @@ func (e *Engine) answer(conn net.Conn) error {
 	}
 	ctx, cancel := context.WithTimeout(e.ctx, handshakeTime)
 	defer cancel()
+	if err := s.follow(ctx); err != nil {
+		return s.abandon(err)
+	}
 	if err := s.leadLinks(ctx, c, &h); err != nil {
 		return s.abandon(err)
 	}
@@ -267,9 +273,22 @@ func (p *Peer) claim(conn net.Conn, dialer bool) (*session, error) {
 			// The peer would not dial if it had not lost the session.
 			old.fail(ErrPeerDown, errors.New("peer has connected anew"))
 		}
+		s.prev.Store(old)
 	}
 	p.cur.Store(s)
 	return s, nil
+}
+
+// follow waits until the sessions before this one are over: told and fenced. So sessions of one peer never overlap, and neither do
+// their events.
+func (s *session) follow(ctx context.Context) error {
+	for prev := s.prev.Load(); prev != nil; prev = prev.prev.Load() {
+		if err := prev.waitOver(ctx); err != nil {
+			return refuse(wire.RefuseBusy, "the session before is not over yet: %v", err)
+		}
+	}
+	s.prev.Store(nil)
+	return nil
 }
 
 func less(a, b ID) bool { return string(a[:]) < string(b[:]) }

@@ -54,7 +54,7 @@ func (e *Engine) Counter(v uint32) *Counter {
 // Load is the count.
 func (c *Counter) Load() uint64 { return c.c.Load() }
 
-// From is the part of the count that p sent.
+// From is the part of the count that p sent. It may be ahead of an earlier Load, never behind it.
 func (c *Counter) From(p *Peer) uint64 { return c.c.From(&p.source) }
 
 // Wait waits until the count is at least n.

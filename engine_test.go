@@ -723,3 +723,38 @@ func TestFirstMessageCanBeAnsweredAtOnce(t *testing.T) {
 		}
 	})
 }
+
+// Sessions of one peer never overlap, and neither do their events, however often it comes back.
+func TestEventsOfReconnectsDoNotMix(t *testing.T) {
+	worlds(t, func(t *testing.T, w *world) {
+		a, b := w.engine(t, 0, 2), w.engine(t, 1, 1)
+		const rounds = 10
+		events := make(chan hawser.PeerEventKind, 3*rounds)
+		b.OnPeer(func(ev hawser.PeerEvent) { events <- ev.Kind })
+		for range rounds {
+			if _, err := a.Connect(testContext(t), b.Addr()); err != nil {
+				t.Fatal(err)
+			}
+			p, err := b.Connect(testContext(t), a.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(testContext(t))
+			cancel()
+			if err := b.Fence(ctx, p); err != nil && !errors.Is(err, context.Canceled) { // do not wait: a comes back at once
+				t.Fatal(err)
+			}
+			eventually(t, "a knows", func() bool { return !a.Stats().Peers[0].Up })
+		}
+		for i := range 3 * rounds {
+			select {
+			case kind := <-events:
+				if want := hawser.PeerUp + hawser.PeerEventKind(i%3); kind != want {
+					t.Fatalf("event %d is %v, want %v", i, kind, want)
+				}
+			case <-time.After(hang):
+				t.Fatalf("%d events, want %d", i, 3*rounds)
+			}
+		}
+	})
+}

@@ -150,12 +150,11 @@ func (e *Engine) Fence(ctx context.Context, p *Peer) error {
 	}
 	s := p.cur.Load()
 	p.fencedSerial.Store(e.serial.Load())
-	if s == nil {
-		return nil
-	}
-	s.fail(ErrPeerDown, errFenced)
-	if err := s.waitFenced(ctx); err != nil {
-		return fmt.Errorf("fence %s: %w", p, err)
+	for ; s != nil; s = s.prev.Load() {
+		s.fail(ErrPeerDown, errFenced)
+		if err := s.waitFenced(ctx); err != nil {
+			return fmt.Errorf("fence %s: %w", p, err)
+		}
 	}
 	return nil
 }

@@ -37,9 +37,10 @@ type session struct {
 	state  atomic.Uint32
 	ctx    context.Context // ends with the session
 	cancel context.CancelFunc
-	out    chan []byte  // frames for the writer
-	linked atomic.Bool  // our side of all links is up, which is enough to answer a peer that was quicker than our handshake
-	silent atomic.Int32 // heart ticks since the peer was heard
+	out    chan []byte             // frames for the writer
+	linked atomic.Bool             // our side of all links is up, which is enough to answer a peer that was quicker than our handshake
+	prev   atomic.Pointer[session] // the session before, while it is not over; cleared by follow
+	silent atomic.Int32            // heart ticks since the peer was heard
 
 	// Fixed once the session is up.
 	rp     *rail.Peer
@@ -53,7 +54,7 @@ type session struct {
 	why     error  // of stateDown
 	wasUp   bool
 	torn    bool // the dispatcher has seen stateDown
-	told    bool // PeerFenced was emitted
+	over    bool // fenced, and everything about it has been told
 	fencing int  // outcomes that the running attempt still waits for
 	proved  int  // links that are fenced
 	refused bool // the last attempt had no proof for some link
@@ -162,7 +163,7 @@ func (s *session) linkEvent(rp *rail.Peer, kind provider.Kind, status provider.S
 	s.e.notes.leave(&s.note)
 }
 
-// fire is called by the dispatcher: it takes a failed session down and wakes who waits for a change.
+// fire is called by the dispatcher, or by a worker that is idle: it takes a failed session down and wakes who waits for a change.
 func (s *session) fire() {
 	s.mu.Lock()
 	down := s.state.Load() == stateDown
@@ -171,15 +172,11 @@ func (s *session) fire() {
 		s.torn = true
 		s.startFence()
 	}
-	fenced := down && !tear && s.fencing == 0 && s.fenced() && !s.told
-	s.told = s.told || fenced
-	close(s.wake)
-	s.wake = make(chan struct{})
+	fenced := down && s.fencing == 0 && s.fenced() && !s.over
 	why, wasUp := s.why, s.wasUp
 	s.mu.Unlock()
 	if tear {
 		s.cancel()
-		s.peer.broadcast()
 	}
 	if tear && wasUp {
 		s.e.opts.Log.Info("peer is down", "peer", s.peer.String(), "cause", why)
@@ -187,6 +184,14 @@ func (s *session) fire() {
 	}
 	if fenced && wasUp {
 		s.e.emit(PeerEvent{Peer: s.peer, Kind: PeerFenced})
+	}
+	s.mu.Lock()
+	s.over = s.over || fenced
+	close(s.wake)
+	s.wake = make(chan struct{})
+	s.mu.Unlock()
+	if tear {
+		s.peer.broadcast()
 	}
 }
 
@@ -234,28 +239,46 @@ func (s *session) retryFence() {
 
 // waitFenced waits for the outcome of the attempt under way, or of a new one. The session is failing or down.
 func (s *session) waitFenced(ctx context.Context) error {
-	s.mu.Lock()
-	if s.torn && s.fencing == 0 && !s.fenced() {
-		s.startFence()
-	}
-	s.mu.Unlock()
+	s.retryFence()
 	for {
 		s.mu.Lock()
-		over, fenced, wake := s.torn && s.fencing == 0, s.fenced(), s.wake
+		ended, fenced, wake := s.torn && s.fencing == 0, s.fenced(), s.wake
 		s.mu.Unlock()
 		switch {
-		case over && fenced:
+		case ended && fenced:
 			return nil
-		case over:
+		case ended:
 			return fmt.Errorf("provider %s: writer stopped in mid-copy: its memory is %w", s.path, ErrUnfenced)
 		}
-		select {
-		case <-wake:
-		case <-s.e.done:
-			return ErrClosed
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if err := s.await(ctx, wake); err != nil {
+			return err
 		}
+	}
+}
+
+// waitOver waits until the session, which is failing or down, is over.
+func (s *session) waitOver(ctx context.Context) error {
+	for {
+		s.mu.Lock()
+		over, wake := s.over, s.wake
+		s.mu.Unlock()
+		if over {
+			return nil
+		}
+		if err := s.await(ctx, wake); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *session) await(ctx context.Context, wake <-chan struct{}) error {
+	select {
+	case <-wake:
+		return nil
+	case <-s.e.done:
+		return ErrClosed
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 

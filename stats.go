@@ -1,6 +1,10 @@
 package hawser
 
-import "github.com/hawser-project/hawser/internal/rail"
+import (
+	"slices"
+
+	"github.com/hawser-project/hawser/internal/rail"
+)
 
 // Stats is a snapshot of an engine.
 type Stats struct {
@@ -36,7 +40,7 @@ func (e *Engine) Stats() Stats {
 	for _, d := range e.rails {
 		st.Rails = append(st.Rails, RailStats{Provider: d.Provider, Device: d.Name, LinkBits: d.LinkBits})
 	}
-	sessions := e.sessions(nil)
+	sessions := slices.DeleteFunc(e.sessions(nil), func(s *session) bool { return s.peer.cur.Load() != s })
 	counts := make([]rail.Counts, len(sessions))
 	_ = e.worker.do(func(*rail.Group) error { // fails when the engine is closed: then the counts are 0
 		for i, s := range sessions {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"time"
 
 	"github.com/hawser-project/hawser"
 )
@@ -104,14 +103,6 @@ func (p *Prefiller) importViews(l *serveLink, m *hello) {
 }
 
 func (p *Prefiller) resolve(ctx context.Context, l *serveLink, m *hello) ([]remoteView, error) {
-	// The decoder's first message may overtake the end of the engines' handshake; Import would then connect a second time.
-	for !l.peer.Up() {
-		select {
-		case <-time.After(time.Millisecond):
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%s: %w", l.peer, hawser.ErrPeerDown)
-		}
-	}
 	var remotes []*hawser.Remote
 	for i, b := range m.descriptors {
 		var d hawser.Descriptor
