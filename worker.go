@@ -12,8 +12,9 @@ import (
 )
 
 const (
-	// spinTime is how long a worker looks for work before it sleeps. About twice the cost of a sleep and a wake (measured: 5 us
-	// for a round trip over two eventfds), so spinning at most doubles what sleeping at once would have cost.
+	// spinTime is how long a worker looks for work before it sleeps: long enough that an answer of the other side, or the next batch
+	// of a stream (256 KiB take about 20 us), finds it awake. A one-way immediate between two processes takes 1 us then, and
+	// 18 us with a spin of 10 us (hawser bench imm, two cores). An engine that is idle pays it once per wake.
 	spinTime = 50 * time.Microsecond
 
 	// patience is for how many busy steps the worker leaves notes lie before it wakes the dispatcher for them: waking costs about
