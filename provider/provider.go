@@ -79,7 +79,8 @@ type Domain interface {
 	Connect(p Peer, remote Addr, active bool) error
 
 	// Disconnect closes the connection and releases the handle: outstanding WRs complete as StatusFlushed,
-	// KindPeerDown follows unless it was delivered before, then the handle is stale.
+	// KindPeerDown follows unless it was delivered before, then the handle is stale. While an earlier Disconnect or Fence
+	// of the same handle has not come to its end, either of them returns ErrBusy or ErrStale and changes nothing.
 	Disconnect(p Peer) error
 
 	// Fence is Disconnect with proof: KindFenced comes last. With StatusOK nothing that the peer ever started can
@@ -89,7 +90,7 @@ type Domain interface {
 
 	// Post accepts a prefix of wrs and returns its length; less than len(wrs) means full: Poll first. wrs is
 	// not retained. A WR that cannot be executed is accepted and completes with an error status; err means that
-	// the Domain as a whole is dead. At most Caps.PeerDepth writes and sends of one peer may be outstanding; a
+	// the Domain as a whole is dead. A WR to a peer that is not up, or whose handle is stale, completes as StatusFlushed. At most Caps.PeerDepth writes and sends of one peer may be outstanding; a
 	// provider always accepts that many, however slow the peer is, so that no peer blocks another.
 	Post(wrs []WR) (n int, err error)
 

@@ -182,3 +182,25 @@ func fenceAfterPeerDown(w *world) {
 	}
 	w.wantStale(l.to, l.back, l.dst)
 }
+
+// secondFenceWaits: a handle is released once, by whoever comes first.
+func secondFenceWaits(w *world) {
+	a, b := w.open("a"), w.open("b")
+	for range 4 {
+		w.connect(a, b)
+	}
+	release := []func(provider.Peer) error{b.dom.Fence, b.dom.Disconnect}
+	i := 0
+	for p, s := range b.peers {
+		first, second := release[i/2%2], release[i%2]
+		i++
+		if err := first(p); err != nil {
+			w.Fatal(err)
+		}
+		if err := second(p); !errors.Is(err, provider.ErrBusy) && !errors.Is(err, provider.ErrStale) {
+			w.Fatalf("releasing handle %#x twice: %v", p, err)
+		}
+		w.until("the handle comes to its end", func() bool { return s.down })
+	}
+	w.settle()
+}

@@ -56,6 +56,7 @@ var properties = []property{
 	{name: "FenceWhileTheWriterRuns", test: fenceWhileTheWriterRuns},
 	{name: "FenceNeedsNoHelpOfThePeer", test: fenceNeedsNoHelp},
 	{name: "FenceAfterPeerDown", test: fenceAfterPeerDown},
+	{name: "SecondFenceWaitsForTheFirst", test: secondFenceWaits},
 
 	{name: "NoWakeIsLost", test: noWakeIsLost},
 	{name: "PeerUpAndDownWake", test: peerUpAndDownWake},

@@ -275,10 +275,10 @@ func (d *domain) leave(call string, p provider.Peer, fence bool) error {
 	if err != nil {
 		return d.fail(call, err, "peer %#x", p)
 	}
-	if e.leaving && e.told {
-		return nil // KindFenced is on its way
+	if e.leaving {
+		return d.fail(call, provider.ErrBusy, "peer %#x, which is being released", p)
 	}
-	e.leaving, e.fencing = true, e.fencing || fence
+	e.leaving, e.fencing = true, fence
 	switch e.state {
 	case offered, connecting:
 		f.down(e, provider.StatusFlushed)

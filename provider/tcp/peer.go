@@ -153,6 +153,9 @@ func (d *domain) Disconnect(h provider.Peer) error {
 	if p == nil {
 		return d.errorf("disconnect peer %#x: %w", h, provider.ErrStale)
 	}
+	if p.released {
+		return d.errorf("disconnect peer %#x: %w: it is being released", h, provider.ErrBusy)
+	}
 	d.release(p)
 	return nil
 }
@@ -165,6 +168,9 @@ func (d *domain) Fence(h provider.Peer) error {
 	p := d.peer(h)
 	if p == nil {
 		return d.errorf("fence peer %#x: %w", h, provider.ErrStale)
+	}
+	if p.released {
+		return d.errorf("fence peer %#x: %w: it is being released", h, provider.ErrBusy)
 	}
 	p.fenced = true
 	d.release(p)
