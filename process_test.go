@@ -19,14 +19,13 @@ import (
 const childEnv = "HAWSER_TEST_WRITER"
 
 func TestMain(m *testing.M) {
-	if network := os.Getenv(childEnv); network != "" {
-		if err := writer(network); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
+	switch err := child(); {
+	case errors.Is(err, errNoMode):
+		os.Exit(m.Run())
+	case err != nil:
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
-	os.Exit(m.Run())
 }
 
 func writer(network string) error {
