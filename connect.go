@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -182,12 +183,13 @@ func (e *Engine) connect(ctx context.Context, id ID, addr string) (*Peer, error)
 	key := addr
 	if id != (ID{}) {
 		key = string(id[:])
-		p := e.peer(id)
-		if err := p.settle(ctx); err != nil {
-			return nil, err
-		}
-		if p.Up() {
-			return p, nil
+		if p := e.known(id); p != nil {
+			if err := p.settle(ctx); err != nil {
+				return nil, err
+			}
+			if p.Up() {
+				return p, nil
+			}
 		}
 	}
 	e.mu.Lock()
@@ -338,8 +340,7 @@ const heartTick = 100 * time.Millisecond
 func (e *Engine) heart() {
 	tick := time.NewTicker(heartTick)
 	defer tick.Stop()
-	limit := int32(e.opts.PeerTimeout / heartTick)
-	beat := int(min(beatInterval, e.opts.PeerTimeout/4) / heartTick)
+	limit := int32(min(e.opts.PeerTimeout/heartTick, math.MaxInt32-1))
 	var sessions []*session
 	for n := 0; ; n++ {
 		select {
@@ -353,8 +354,8 @@ func (e *Engine) heart() {
 			case stateUp:
 				if silent := s.silent.Add(1); silent > limit {
 					s.fail(ErrPeerDown, fmt.Errorf("silent for %v", time.Duration(silent-1)*heartTick))
-				} else if n%max(beat, 1) == 0 {
-					s.enqueue(beatFrame)
+				} else if n%int(beatInterval/heartTick) == 0 {
+					s.tell(wire.TypeBeat, nil)
 				}
 			case stateDown:
 				if n%int(time.Second/heartTick) == 0 {
@@ -364,9 +365,6 @@ func (e *Engine) heart() {
 		}
 	}
 }
-
-// beatFrame is a beat as it travels.
-var beatFrame = wire.AppendFrame(nil, wire.TypeBeat, 0, nil)
 
 // sessions appends the latest session of each peer to out, and those before it that are not over.
 func (e *Engine) sessions(out []*session) []*session {

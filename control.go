@@ -10,9 +10,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/internal/wire"
-	"github.com/hawser-project/hawser/provider"
 )
 
 // The handshake on a control connection:
@@ -137,6 +135,8 @@ func (e *Engine) greet(ctx context.Context, conn net.Conn, want ID) (*Peer, erro
 		return nil, refuse(wire.RefuseKey, "its proof of the cluster key is wrong: both sides need the same key")
 	case w.Version < wire.MinVersion || w.Version > wire.MaxVersion:
 		return nil, refuse(wire.RefuseVersion, "it chose protocol version %d, this side speaks %d to %d", w.Version, wire.MinVersion, wire.MaxVersion)
+	case ID(w.ID) == e.id:
+		return nil, refuse(wire.RefuseIdentity, "an engine cannot connect to itself")
 	case want != (ID{}) && ID(w.ID) != want:
 		return nil, refuse(wire.RefuseIdentity, "identity %s answers there, wanted %s: it has restarted, or the address is of another engine", ID(w.ID), want)
 	}
@@ -155,8 +155,8 @@ func (e *Engine) greet(ctx context.Context, conn net.Conn, want ID) (*Peer, erro
 	if err := s.followLinks(ctx, c); err != nil {
 		return p, s.abandon(err)
 	}
-	if !s.setUp(w.Name) {
-		return p, s.abandon(s.cause())
+	if err := s.setUp(w.Name); err != nil {
+		return p, s.abandon(err)
 	}
 	return p, nil
 }
@@ -177,6 +177,7 @@ func (e *Engine) serve(conn net.Conn) {
 	var r *refusal
 	if errors.As(err, &r) && r.ours {
 		c := &control{conn: conn}
+		_ = conn.SetWriteDeadline(time.Now().Add(flushTime)) // the handshake's may be over
 		_, _ = c.write(wire.TypeRefuse, &wire.Refuse{Code: r.code, Text: r.text})
 	}
 	_ = conn.Close()
@@ -187,13 +188,13 @@ func (e *Engine) serve(conn net.Conn) {
 
 func (e *Engine) answer(conn net.Conn) error {
 	c := &control{conn: conn}
-	_ = conn.SetDeadline(time.Now().Add(helloTime))
+	e.limit(conn, helloTime)
 	var h wire.Hello
 	helloBytes, err := c.read(wire.TypeHello, &h)
 	if err != nil {
 		return err
 	}
-	_ = conn.SetDeadline(time.Now().Add(handshakeTime))
+	e.limit(conn, handshakeTime)
 	if err := e.checkHello(&h); err != nil {
 		return err
 	}
@@ -225,11 +226,19 @@ func (e *Engine) answer(conn net.Conn) error {
 	if err := s.leadLinks(ctx, c, &h); err != nil {
 		return s.abandon(err)
 	}
-	s.send(wire.TypeUp, 0, nil) // waits for the writer, which setUp starts: nobody hears of Up before we are
-	if !s.setUp(h.Name) {
-		return s.abandon(s.cause())
+	s.tell(wire.TypeUp, nil) // waits for the writer, which setUp starts: nobody hears of Up before we are
+	if err := s.setUp(h.Name); err != nil {
+		return s.abandon(err)
 	}
 	return nil
+}
+
+// limit sets the deadline of a handshake, which ends at once when the engine closes.
+func (e *Engine) limit(conn net.Conn, d time.Duration) {
+	_ = conn.SetDeadline(time.Now().Add(d))
+	if e.ctx.Err() != nil {
+		_ = conn.SetDeadline(time.Now())
+	}
 }
 
 func (e *Engine) checkHello(h *wire.Hello) error {
@@ -252,31 +261,51 @@ func (e *Engine) checkHello(h *wire.Hello) error {
 	return nil
 }
 
-// claim makes the session for a connection whose other side has said who it is, unless another connection is preferred: when
-// both sides dial at once, both keep what the smaller identity dialed.
+// claim makes the session for a connection whose other side has said who it is, unless another connection is preferred.
 func (p *Peer) claim(conn net.Conn, dialer bool) (*session, error) {
 	s := p.e.newSession(p, conn, dialer)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if old := p.cur.Load(); old != nil {
-		switch old.state.Load() {
-		case stateSetup:
-			oldWins := old.dialer == less(p.e.id, p.id) // it was dialed by the smaller identity
-			if oldWins {
-				return nil, refuse(wire.RefuseDuplicate, "another connection of the same pair is being set up")
-			}
-			old.fail(ErrPeerDown, errReplaced)
-		case stateUp:
-			if dialer {
-				return nil, refuse(wire.RefuseDuplicate, "already connected")
-			}
-			// The peer would not dial if it had not lost the session.
-			old.fail(ErrPeerDown, errors.New("peer has connected anew"))
+	old := p.cur.Load()
+	if old != nil {
+		if err := p.yield(old, dialer); err != nil {
+			return nil, err
 		}
-		s.prev.Store(old)
 	}
+	for old != nil && old.over.Load() {
+		old = old.prev.Load()
+	}
+	s.prev.Store(old)
 	p.cur.Store(s)
+	if p.e.known(p.id) != p { // forgotten before it had a session
+		err := refuse(wire.RefuseBusy, "too many peers have come and gone: connect again")
+		s.fail(ErrPeerDown, err)
+		return nil, err
+	}
 	return s, nil
+}
+
+// yield ends the old session in favour of a new connection, or refuses that. When both sides dial at once, both keep what the
+// smaller identity dialed. When one side dials twice, it keeps the first; for the other side the second is the one that counts,
+// because whoever dials again has lost what it had.
+func (p *Peer) yield(old *session, dialer bool) error {
+	switch old.state.Load() {
+	case stateSetup:
+		keep := old.dialer == less(p.e.id, p.id)
+		if old.dialer == dialer {
+			keep = dialer
+		}
+		if keep {
+			return refuse(wire.RefuseDuplicate, "another connection of the same pair is being set up")
+		}
+		old.fail(ErrPeerDown, errReplaced)
+	case stateUp:
+		if dialer {
+			return refuse(wire.RefuseDuplicate, "already connected")
+		}
+		old.fail(ErrPeerDown, errors.New("peer has connected anew"))
+	}
+	return nil
 }
 
 // follow waits until the sessions before this one are over: told and fenced. So sessions of one peer never overlap, and neither do
@@ -293,16 +322,18 @@ func (s *session) follow(ctx context.Context) error {
 
 func less(a, b ID) bool { return string(a[:]) < string(b[:]) }
 
-// errReplaced is why a session ends during set-up when both sides dialed.
-var errReplaced = errors.New("replaced by the connection that the other side dialed")
+// errReplaced is why a session ends during set-up when another connection is preferred.
+var errReplaced = errors.New("replaced by another connection of the same pair")
 
-// abandon fails a session during set-up and returns what to tell about it: a session that was replaced is a duplicate, however
-// that showed.
+// abandon fails a session during set-up and returns what to tell about it: when it had failed before, that is the reason, however
+// it showed. A session that was replaced is a duplicate.
 func (s *session) abandon(err error) error {
-	if errors.Is(s.cause(), errReplaced) {
+	switch why := s.cause(); {
+	case errors.Is(why, errReplaced):
 		err = refuse(wire.RefuseDuplicate, "%v", errReplaced)
-	}
-	if errors.Is(err, context.DeadlineExceeded) || isTimeout(err) {
+	case why != nil:
+		err = why
+	case errors.Is(err, context.DeadlineExceeded) || isTimeout(err):
 		err = fmt.Errorf("handshake took longer than %v: %w", handshakeTime, err)
 	}
 	s.fail(ErrPeerDown, err)
@@ -312,206 +343,4 @@ func (s *session) abandon(err error) error {
 func isTimeout(err error) bool {
 	var ne net.Error
 	return errors.As(err, &ne) && ne.Timeout()
-}
-
-// leadLinks is the answerer's part: it proposes one path after the other until the links of one come up.
-func (s *session) leadLinks(ctx context.Context, c *control, h *wire.Hello) error {
-	ours := s.e.wireRails()
-	ways := plans(s.e.opts.Providers, []string{s.e.opts.Require, h.Require}, h.Rails, ours)
-	if len(ways) == 0 {
-		return refuse(wire.RefusePath, "no rail of one side reaches a rail of the other: you have %s%s, this side has %s%s",
-			describe(h.Rails), requireText(h.Require), describe(ours), requireText(s.e.opts.Require))
-	}
-	var tried []string
-	for _, way := range ways {
-		fault, err := s.tryPath(ctx, c, way, tried)
-		if err != nil {
-			return err
-		}
-		if fault == "" {
-			return nil
-		}
-		tried = append(tried, fmt.Sprintf("%s: %s", way.path, fault))
-		s.dropLinks()
-	}
-	return refuse(wire.RefusePath, "no path works: %v", tried)
-}
-
-// tryPath proposes one path; fault says why it did not come up.
-func (s *session) tryPath(ctx context.Context, c *control, way plan, tried []string) (fault string, err error) {
-	s.path, s.reason = way.path, way.text
-	if len(tried) > 0 {
-		s.reason = fmt.Sprintf("%s; tried before: %v", way.text, tried)
-	}
-	links := append([]wire.Link(nil), way.pairs...)
-	if err := s.offer(links, func(l wire.Link) uint16 { return l.Answerer }); err != nil {
-		return err.Error(), nil //nolint:nilerr // the next path may work
-	}
-	if _, err := c.write(wire.TypeLinks, &wire.Links{Path: s.path, Reason: s.reason, Links: links}); err != nil {
-		return "", err
-	}
-	var reply wire.LinksReply
-	if _, err := c.read(wire.TypeLinksReply, &reply); err != nil {
-		return "", err
-	}
-	if len(reply.Links) == 0 {
-		return "the other side could not open it", nil
-	}
-	if len(reply.Links) != len(links) {
-		return "", refuse(wire.RefuseProtocol, "%d addresses for %d links", len(reply.Links), len(links))
-	}
-	own := s.connectLinks(ctx, reply.Links, false)
-	var done wire.LinksDone
-	if _, err := c.read(wire.TypeLinksDone, &done); err != nil {
-		return "", err
-	}
-	if own != "" {
-		return own, nil
-	}
-	return done.Fault, nil
-}
-
-// followLinks is the dialer's part.
-func (s *session) followLinks(ctx context.Context, c *control) error {
-	for {
-		t, b, err := c.readAny()
-		if err != nil {
-			return err
-		}
-		if t == wire.TypeUp {
-			return nil
-		}
-		var m wire.Links
-		if t != wire.TypeLinks {
-			return refuse(wire.RefuseProtocol, "message of type %d where links were expected", t)
-		}
-		if err := wire.Parse(b, &m); err != nil {
-			return err
-		}
-		if err := s.checkLinks(&m); err != nil {
-			return err
-		}
-		s.dropLinks() // of the path before
-		s.path, s.reason = m.Path, m.Reason
-		theirs := append([]wire.Link(nil), m.Links...)
-		reply := &wire.LinksReply{Links: m.Links}
-		if err := s.offer(reply.Links, func(l wire.Link) uint16 { return l.Dialer }); err != nil {
-			s.e.opts.Log.Warn("path left out", "peer", s.peer.String(), "path", m.Path, "err", err)
-			reply.Links = nil
-		}
-		if _, err := c.write(wire.TypeLinksReply, reply); err != nil {
-			return err
-		}
-		if reply.Links == nil {
-			continue
-		}
-		if _, err := c.write(wire.TypeLinksDone, &wire.LinksDone{Fault: s.connectLinks(ctx, theirs, true)}); err != nil {
-			return err
-		}
-	}
-}
-
-func (s *session) checkLinks(m *wire.Links) error {
-	if s.e.opts.Require != "" && m.Path != s.e.opts.Require {
-		return refuse(wire.RefusePath, "%s is offered%s", m.Path, requireText(s.e.opts.Require))
-	}
-	if len(m.Links) == 0 {
-		return refuse(wire.RefuseProtocol, "a path without links")
-	}
-	for _, l := range m.Links {
-		if int(l.Dialer) >= len(s.e.rails) {
-			return refuse(wire.RefuseProtocol, "link over rail %d, there are %d", l.Dialer, len(s.e.rails))
-		}
-	}
-	return nil
-}
-
-// offer fills links with the addresses of this side's ends.
-func (s *session) offer(links []wire.Link, railOf func(wire.Link) uint16) error {
-	s.mu.Lock()
-	s.links = len(links)
-	rp := s.rp
-	s.mu.Unlock()
-	err := s.e.worker.do(func(g *rail.Group) error {
-		for i := range links {
-			addr, err := g.Offer(rp, int(railOf(links[i])))
-			if err != nil {
-				return err
-			}
-			links[i].Addr = addr
-		}
-		return nil
-	})
-	if err != nil {
-		s.dropLinks()
-	}
-	return err
-}
-
-// connectLinks connects all links and waits until they are up; it returns why one is not.
-func (s *session) connectLinks(ctx context.Context, remote []wire.Link, active bool) string {
-	rp := s.rp
-	err := s.e.worker.do(func(g *rail.Group) error {
-		for i := range remote {
-			if err := g.Connect(rp, i, remote[i].Addr, active); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return err.Error()
-	}
-	ctx, cancel := context.WithTimeout(ctx, provider.ConnectTimeout+time.Second) // the provider's own limit comes first
-	defer cancel()
-	for {
-		s.mu.Lock()
-		up, fault, wake := s.linkUps == len(remote), s.fault, s.wake
-		s.mu.Unlock()
-		switch {
-		case fault != "":
-			return fault
-		case up:
-			s.linked.Store(true)
-			return ""
-		}
-		select {
-		case <-wake:
-		case <-s.ctx.Done():
-			return "session ended"
-		case <-ctx.Done():
-			return "no answer in time"
-		}
-	}
-}
-
-// dropLinks gives up the links of a path that does not work.
-func (s *session) dropLinks() {
-	s.mu.Lock()
-	rp := s.rp
-	s.links = 0
-	s.mu.Unlock()
-	s.resetLinks()
-	s.e.worker.group.Call(func(g *rail.Group) { g.Disconnect(rp) })
-}
-
-func describe(rails []wire.Rail) string {
-	out := ""
-	for i, r := range rails {
-		if i > 0 {
-			out += ", "
-		}
-		out += fmt.Sprintf("%s (fabric %s)", r.Provider, r.Fabric)
-	}
-	if out == "" {
-		return "none"
-	}
-	return out
-}
-
-func requireText(name string) string {
-	if name == "" {
-		return ""
-	}
-	return ", and " + name + " is required"
 }

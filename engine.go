@@ -6,7 +6,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,12 +43,15 @@ type Engine struct {
 
 	ops      *ring.Queue[*op] // free ones
 	inflight atomic.Int64     // operations from takeOp to dropOp
-	serial   atomic.Uint64    // of descriptors; see Peer.fencedSerial
+	serial   atomic.Uint64    // of the descriptor that was issued last
 	closing  atomic.Bool
-	done     chan struct{}  // closed when the engine is closed: ends all waits
+	done     chan struct{}  // closed when nothing moves any more: ends all waits
 	wg       sync.WaitGroup // listeners, handshakes, sessions, heart
 	ctx      context.Context
 	cancel   context.CancelFunc
+
+	closeOnce sync.Once
+	closeErr  error // guarded by closeOnce
 
 	counterMu sync.Mutex // guards imm.Counter.Owner
 
@@ -54,6 +59,7 @@ type Engine struct {
 	regions    map[uint64]*Region
 	nextRegion uint64
 	peers      map[ID]*Peer
+	fenced     map[ID]uint64 // serial of the last descriptor that was issued when the peer was fenced; see staleSerial
 	dials      map[string]*dial
 	observers  map[int]func(PeerEvent)
 	nextObs    int
@@ -70,7 +76,7 @@ func Open(ctx context.Context, o Options) (*Engine, error) {
 	}
 	e := &Engine{
 		opts: o, imms: imm.NewTable(), ops: ring.NewQueue[*op](poolSize), done: make(chan struct{}),
-		regions: map[uint64]*Region{}, peers: map[ID]*Peer{}, dials: map[string]*dial{}, observers: map[int]func(PeerEvent){},
+		regions: map[uint64]*Region{}, peers: map[ID]*Peer{}, fenced: map[ID]uint64{}, dials: map[string]*dial{}, observers: map[int]func(PeerEvent){},
 	}
 	_, _ = rand.Read(e.id[:]) // never fails (crypto/rand)
 	_, _ = rand.Read(e.secret[:])
@@ -107,38 +113,30 @@ func (e *Engine) Addr() string { return e.addr.String() }
 func (e *Engine) ID() ID { return e.id }
 
 // Close drains what is in flight until ctx ends, tells the peers, and frees everything, whatever happens on the way. What is in
-// flight when ctx ends fails with ErrClosed. Regions and remotes must not be used afterwards. It is safe to call twice.
+// flight when ctx ends fails with ErrClosed. It waits for callbacks of OnPeer that are under way, so it must not be called by
+// one. Regions and remotes must not be used afterwards. It is safe to call twice.
 func (e *Engine) Close(ctx context.Context) error {
+	e.closeOnce.Do(func() { e.closeErr = e.close(ctx) })
+	return e.closeErr
+}
+
+func (e *Engine) close(ctx context.Context) error {
 	e.mu.Lock()
-	if e.closed {
-		e.mu.Unlock()
-		<-e.done
-		return nil
-	}
 	e.closed = true
 	e.mu.Unlock()
 	e.closing.Store(true)
 	e.drain(ctx)
 
 	e.cancel()
-	e.mu.Lock()
-	for _, l := range e.listeners {
-		_ = l.Close()
-	}
-	peers := make([]*Peer, 0, len(e.peers))
-	for _, p := range e.peers {
-		peers = append(peers, p)
-	}
-	e.mu.Unlock()
-	for _, p := range peers {
+	for _, p := range e.hangUp() {
 		p.leave()
 	}
 	e.wg.Wait()
 	err := e.release()
-	if e.calls != nil {
-		e.calls.stop()
-	}
 	close(e.done)
+	if e.calls != nil {
+		e.calls.stop() // after done, which ends the waits of callbacks
+	}
 	e.counterMu.Lock()
 	e.imms.Each(func(c *imm.Counter) {
 		if owner, ok := c.Owner.(*Counter); ok {
@@ -150,6 +148,16 @@ func (e *Engine) Close(ctx context.Context) error {
 		return fmt.Errorf("close: %w", err)
 	}
 	return nil
+}
+
+// hangUp closes the listeners and returns the peers.
+func (e *Engine) hangUp() []*Peer {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, l := range e.listeners {
+		_ = l.Close()
+	}
+	return slices.Collect(maps.Values(e.peers))
 }
 
 // drain waits until no operation is in flight.
@@ -169,6 +177,7 @@ func (e *Engine) drain(ctx context.Context) {
 func (e *Engine) release() error {
 	var errs []error
 	if e.worker != nil {
+		e.inbox.close()
 		errs = append(errs, e.worker.stop())
 	}
 	if e.notes != nil {
@@ -178,11 +187,10 @@ func (e *Engine) release() error {
 		errs = append(errs, e.worker.parker.Close())
 	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	for id, r := range e.regions {
-		r.closed.Store(true)
-		errs = append(errs, r.span.Free())
-		delete(e.regions, id)
+	regions := slices.Collect(maps.Values(e.regions))
+	e.mu.Unlock()
+	for _, r := range regions {
+		errs = append(errs, r.free())
 	}
 	return errors.Join(errs...)
 }

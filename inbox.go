@@ -3,6 +3,8 @@ package hawser
 import (
 	"context"
 	"fmt"
+	"runtime"
+	"sync"
 
 	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/internal/ring"
@@ -21,6 +23,9 @@ type inbox struct {
 	notes *dispatcher
 	q     *ring.Queue[inboxEntry]
 	ready chan struct{} // capacity 1: q may not be empty
+
+	mu     sync.RWMutex // readers of buffers hold it, so that close waits for them
+	closed bool         // guarded by mu
 }
 
 type inboxEntry struct {
@@ -34,28 +39,50 @@ func newInbox(notes *dispatcher, depth int) *inbox {
 	return b
 }
 
-// put is called by the worker. The queue holds as many entries as there are buffers, so it is never full.
+// put is called by the worker.
 func (b *inbox) put(en inboxEntry) {
-	b.q.Push(en)
+	for !b.q.Push(en) { // it has room for all buffers, but for the moment in which a reader is taking one
+		runtime.Gosched()
+	}
 	b.notes.leave(&b.note)
 }
 
 func (b *inbox) fire() { signal(b.ready) }
 
+// take copies the oldest message out of its buffer and gives that back; false when there is none, or not any more.
+func (b *inbox) take(g *rail.Group) (Message, bool) {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	if b.closed {
+		return Message{}, false
+	}
+	en, ok := b.q.Pop()
+	if !ok {
+		return Message{}, false
+	}
+	m := Message{From: en.peer, Data: append([]byte(nil), en.msg.Data...)}
+	g.Release(en.msg)
+	if !b.q.Empty() {
+		signal(b.ready) // for the next receiver
+	}
+	return m, true
+}
+
+// close makes sure that nobody reads a buffer any more: they are about to be freed.
+func (b *inbox) close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed = true
+}
+
 // Receive waits for the next message of any peer. Messages come in no order, and at most once.
 func (e *Engine) Receive(ctx context.Context) (Message, error) {
-	b := e.inbox
 	for {
-		if en, ok := b.q.Pop(); ok {
-			m := Message{From: en.peer, Data: append([]byte(nil), en.msg.Data...)}
-			e.worker.group.Release(en.msg)
-			if !b.q.Empty() {
-				signal(b.ready) // for the next receiver
-			}
+		if m, ok := e.inbox.take(e.worker.group); ok {
 			return m, nil
 		}
 		select {
-		case <-b.ready:
+		case <-e.inbox.ready:
 		case <-e.done:
 			return Message{}, fmt.Errorf("receive: engine: %w", ErrClosed)
 		case <-ctx.Done():

@@ -41,7 +41,7 @@ type Options struct {
 	// Require names a provider: peers that cannot be reached over it are refused, instead of being reached over another.
 	Require string
 
-	// PeerTimeout is the silence after which a peer counts as dead. Default 1.5 s; at least 200 ms.
+	// PeerTimeout is the silence after which a peer counts as dead. Default 1.5 s; at least 1 s: peers send a beat every 300 ms.
 	PeerTimeout time.Duration
 
 	// Log receives one line for each connection, path and failure. Default: nothing is logged.
@@ -56,8 +56,8 @@ type Rail struct {
 
 const (
 	defaultPeerTimeout = 1500 * time.Millisecond
-	minPeerTimeout     = 200 * time.Millisecond
-	beatInterval       = 300 * time.Millisecond // well below the default PeerTimeout: several beats may be late
+	minPeerTimeout     = time.Second // some beats may be late
+	beatInterval       = 300 * time.Millisecond
 )
 
 // withDefaults fills what is zero and returns all faults at once.

@@ -16,9 +16,6 @@ type Peer struct {
 	id     ID
 	source imm.Source
 
-	// fencedSerial is the serial of the last descriptor that was issued when the peer was fenced: those up to it are stale for it.
-	fencedSerial atomic.Uint64
-
 	cur atomic.Pointer[session] // the latest session, whatever its state; set under mu
 
 	mu      sync.Mutex
@@ -33,9 +30,41 @@ func (e *Engine) peer(id ID) *Peer {
 	p := e.peers[id]
 	if p == nil {
 		p = &Peer{e: e, id: id, changed: make(chan struct{})}
+		e.forget()
 		e.peers[id] = p
 	}
 	return p
+}
+
+// known is peer for an identity that may never have been here: nil then.
+func (e *Engine) known(id ID) *Peer {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.peers[id]
+}
+
+// maxGone is how many peers are known before those that are gone are forgotten. A server lives longer than its clients, and
+// anybody who may connect can do so under one identity after the other.
+const maxGone = 4096
+
+// forget makes room for a peer by dropping one that is gone, if there is one. Needs mu.
+func (e *Engine) forget() {
+	if len(e.peers) < maxGone {
+		return
+	}
+	for id, p := range e.peers {
+		if s := p.cur.Load(); s == nil || s.prev.Load() == nil && s.over.Load() {
+			delete(e.peers, id)
+			return
+		}
+	}
+}
+
+// staleSerial is the serial of the last descriptor that is stale for a peer because it was fenced after that.
+func (e *Engine) staleSerial(id ID) uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.fenced[id]
 }
 
 // ID is the peer's identity.
@@ -46,6 +75,12 @@ func (p *Peer) Name() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.name
+}
+
+func (p *Peer) setName(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.name = name
 }
 
 // String is the name, if there is one, and the beginning of the identity.
@@ -148,9 +183,10 @@ func (e *Engine) Fence(ctx context.Context, p *Peer) error {
 	if p == nil || p.e != e {
 		return fmt.Errorf("fence: peer: %w: none, or of another engine", ErrInvalid)
 	}
-	s := p.cur.Load()
-	p.fencedSerial.Store(e.serial.Load())
-	for ; s != nil; s = s.prev.Load() {
+	e.mu.Lock()
+	e.fenced[p.id] = e.serial.Load()
+	e.mu.Unlock()
+	for s := p.cur.Load(); s != nil; s = s.prev.Load() { // a session that comes later finds those descriptors stale
 		s.fail(ErrPeerDown, errFenced)
 		if err := s.waitFenced(ctx); err != nil {
 			return fmt.Errorf("fence %s: %w", p, err)

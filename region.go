@@ -4,8 +4,10 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/hawser-project/hawser/internal/rail"
@@ -25,10 +27,14 @@ type MemOptions struct {
 type Region struct {
 	e      *Engine
 	id     uint64
-	span   *mem.Span
+	len    uint64
 	mr     rail.Memory
 	uses   atomic.Int64 // operations that read from it
-	closed atomic.Bool
+	closed atomic.Bool  // set under mu
+
+	mu    sync.Mutex // held while it closes
+	span  *mem.Span
+	freed bool // guarded by mu
 }
 
 // Slice is a part of a Region.
@@ -39,6 +45,9 @@ type Slice struct {
 
 // Alloc makes and registers size bytes of zeroed memory. ErrMemory says that the machine has not got them.
 func (e *Engine) Alloc(size uint64, o MemOptions) (*Region, error) {
+	if size == 0 {
+		return nil, fmt.Errorf("alloc 0 bytes: %w: at least 1", ErrInvalid)
+	}
 	kind := mem.Shared
 	if o.Heap {
 		kind = mem.Heap
@@ -47,7 +56,7 @@ func (e *Engine) Alloc(size uint64, o MemOptions) (*Region, error) {
 	if err != nil {
 		return nil, fmt.Errorf("alloc: %w", err)
 	}
-	r := &Region{e: e, span: span}
+	r := &Region{e: e, len: size, span: span}
 	err = e.worker.do(func(g *rail.Group) error {
 		mr, err := g.Register(provider.Memory{Bytes: span.Bytes(), FD: span.FD()}, provider.AccessRemoteWrite)
 		if err == nil {
@@ -70,7 +79,7 @@ func (e *Engine) Alloc(size uint64, o MemOptions) (*Region, error) {
 func (r *Region) Bytes() []byte { return r.span.Bytes() }
 
 // Len is the length in bytes.
-func (r *Region) Len() uint64 { return uint64(len(r.span.Bytes())) }
+func (r *Region) Len() uint64 { return r.len }
 
 // All is the whole region.
 func (r *Region) All() Slice { return Slice{Region: r, Len: r.Len()} }
@@ -81,26 +90,38 @@ func (r *Region) Slice(off, n uint64) Slice { return Slice{Region: r, Off: off, 
 // Close makes all descriptors of the region stale, then frees it. Writes of peers that are under way fail there and change
 // nothing that is visible here. ErrBusy: operations of this engine still read from it.
 func (r *Region) Close() error {
-	if r.closed.Swap(true) {
-		return nil
+	r.mu.Lock()
+	if !r.closed.Swap(true) {
+		if n := r.uses.Load(); n > 0 {
+			r.closed.Store(false)
+			r.mu.Unlock()
+			return fmt.Errorf("close region %d: %w: %d operations read from it", r.id, ErrBusy, n)
+		}
 	}
-	if n := r.uses.Load(); n > 0 {
-		r.closed.Store(false)
-		return fmt.Errorf("close region %d: %w: %d operations read from it", r.id, ErrBusy, n)
-	}
-	r.e.dropRegion(r)
+	r.mu.Unlock()
 	if err := r.free(); err != nil {
 		return fmt.Errorf("close region %d: %w", r.id, err)
 	}
+	r.e.dropRegion(r)
 	return nil
 }
 
-// free deregisters and unmaps. The keys go first: after that no network places anything.
+// free deregisters and unmaps, once. The keys go first: after that no network places anything.
 func (r *Region) free() error {
-	err := r.e.worker.do(func(g *rail.Group) error { return g.Deregister(&r.mr) })
-	if err != nil {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed.Store(true)
+	if r.freed {
+		return nil
+	}
+	w := r.e.worker
+	err := w.do(func(g *rail.Group) error { return g.Deregister(&r.mr) })
+	if errors.Is(err, errNoWorker) {
+		<-w.done // then the networks are closed
+	} else if err != nil {
 		return err
 	}
+	r.freed = true
 	return r.span.Free()
 }
 

@@ -27,6 +27,9 @@ type RemoteSlice struct {
 
 // Import asks the owner of d for the keys of its networks, connecting first if needed.
 func (e *Engine) Import(ctx context.Context, d Descriptor) (*Remote, error) {
+	if d.Owner() == (ID{}) {
+		return nil, fmt.Errorf("import: %w: an empty descriptor", ErrInvalid)
+	}
 	p, err := e.connect(ctx, d.d.Owner, d.d.Addr)
 	if err != nil {
 		return nil, fmt.Errorf("import: %w", err)
@@ -42,12 +45,12 @@ func (e *Engine) Import(ctx context.Context, d Descriptor) (*Remote, error) {
 	if err := faultError(&res); err != nil {
 		return nil, fmt.Errorf("import from %s: %w", p, err)
 	}
-	r := &Remote{sess: s, len: d.d.Len, rr: rail.Remote{Peer: s.rp}}
+	r := &Remote{sess: s, len: d.d.Len, rr: rail.Remote{Peer: s.links.Load()}}
 	for _, k := range res.Keys {
 		r.rr.Keys = append(r.rr.Keys, provider.Key{ID: k.ID, Base: k.Base})
 	}
-	if len(r.rr.Keys) != s.links {
-		err := fmt.Errorf("%d keys for %d links", len(r.rr.Keys), s.links)
+	if len(r.rr.Keys) != s.want {
+		err := fmt.Errorf("%d keys for %d links", len(r.rr.Keys), s.want)
 		s.fail(ErrPeerDown, err)
 		return nil, fmt.Errorf("import from %s: %w", p, err)
 	}
@@ -90,18 +93,20 @@ func (s *session) resolve(d *wire.Descriptor) *wire.Resolved {
 	if Rights(d.Rights)&RightWrite == 0 {
 		return &wire.Resolved{Fault: wire.FaultAccess, Text: "descriptor has no right to write"}
 	}
-	if d.Gen <= s.peer.fencedSerial.Load() {
+	if d.Gen <= e.staleSerial(s.peer.id) {
 		return &wire.Resolved{Fault: wire.FaultStale, Text: "descriptor was issued before this peer was fenced"}
 	}
 	r := e.region(d.Region)
-	if r == nil {
+	if r == nil || r.closed.Load() {
 		return &wire.Resolved{Fault: wire.FaultStale, Text: fmt.Sprintf("region %d is closed", d.Region)}
 	}
+	ctx, cancel := context.WithTimeout(s.ctx, e.opts.PeerTimeout/2) // beats wait behind us
+	defer cancel()
 	var keys []provider.Key
-	err := e.worker.retry(s.ctx, func(g *rail.Group) (err error) {
-		keys, err = g.Grant(&r.mr, s.rp, d.Off, d.Len)
+	err := e.worker.retry(ctx, func(g *rail.Group) (err error) {
+		keys, err = g.Grant(&r.mr, s.links.Load(), d.Off, d.Len)
 		return err
-	}, func(err error) bool { return errors.Is(err, ErrBusy) })
+	})
 	switch {
 	case errors.Is(err, ErrUnsupported):
 		return &wire.Resolved{Fault: wire.FaultUnsupported, Text: err.Error()}

@@ -119,17 +119,14 @@ const keepData = 4096
 // hot:
 func (e *Engine) submit(o *op) error {
 	o.Owner = o
-	o.Peer = o.sess.rp
+	o.Peer = o.sess.links.Load()
 	if !e.worker.group.Submit(&o.Op) {
 		name := o.name
 		e.dropOp(o)
-		return fmt.Errorf("%s: %w: the worker is %d operations behind", name, ErrLimit, maxBehind)
+		return fmt.Errorf("%s: %w: the worker is %d operations behind", name, ErrLimit, rail.SubmitDepth)
 	}
 	return nil
 }
-
-// maxBehind is what rail.Group queues.
-const maxBehind = 4096
 
 // Complete is called by the worker when nothing of the operation reads local memory any more.
 // hot:

@@ -29,38 +29,34 @@ const (
 // A handshake goroutine owns it until it is up; then its reader and its writer run until it is down. fail may be called by
 // anyone, the worker included.
 type session struct {
-	note   // fires after fail, and after the worker changed the links
-	e      *Engine
-	peer   *Peer
-	conn   net.Conn
-	dialer bool // we dialed
-	state  atomic.Uint32
-	ctx    context.Context // ends with the session
-	cancel context.CancelFunc
-	out    chan []byte             // frames for the writer
-	linked atomic.Bool             // our side of all links is up, which is enough to answer a peer that was quicker than our handshake
-	prev   atomic.Pointer[session] // the session before, while it is not over; cleared by follow
-	silent atomic.Int32            // heart ticks since the peer was heard
+	note      // fires after fail, and after the worker changed the links
+	e         *Engine
+	peer      *Peer
+	conn      net.Conn
+	dialer    bool // we dialed
+	state     atomic.Uint32
+	ctx       context.Context // ends with the session
+	cancel    context.CancelFunc
+	out       chan []byte               // frames for the writer: beats, answers, farewells
+	questions chan []byte               // frames for the writer from callers who wait for each other: it has no places
+	links     atomic.Pointer[rail.Peer] // of the path that is tried, or that works; set by begin
+	linked    atomic.Bool               // our side of all links is up, which is enough to answer a peer that was quicker than our handshake
+	prev      atomic.Pointer[session]   // the session before, while it is not over; cleared by follow
+	silent    atomic.Int32              // heart ticks since the peer was heard
+	over      atomic.Bool               // proved, and everything about the session has been told
 
-	// Fixed once the session is up.
-	rp     *rail.Peer
-	path   string
-	reason string
-	links  int
-
-	mu      sync.Mutex
-	linkUps int    // links of rp that are up
-	fault   string // why a link of rp failed during set-up
-	why     error  // of stateDown
-	wasUp   bool
-	torn    bool // the dispatcher has seen stateDown
-	over    bool // fenced, and everything about it has been told
-	fencing int  // outcomes that the running attempt still waits for
-	proved  int  // links that are fenced
-	refused bool // the last attempt had no proof for some link
-	wake    chan struct{}
-	asked   map[uint64]chan []byte // answers to our questions, by request number
-	nextAsk uint64
+	mu           sync.Mutex
+	path, reason string // set by begin, so fixed once the session is up
+	want, have   int    // links of the path, and those that are up
+	fault        string // why a link of the path failed before the session was up
+	why          error  // of stateDown
+	wasUp        bool
+	torn         bool // fire has seen stateDown
+	fencing      bool // an attempt to fence the links is under way
+	proved       bool // nothing that came over the links can land any more
+	wake         chan struct{}
+	asked        map[uint64]chan []byte // answers to our questions, by request number
+	nextAsk      uint64
 }
 
 var (
@@ -71,25 +67,32 @@ var (
 
 func (e *Engine) newSession(p *Peer, conn net.Conn, dialer bool) *session {
 	s := &session{
-		e: e, peer: p, conn: conn, dialer: dialer, out: make(chan []byte, outDepth),
+		e: e, peer: p, conn: conn, dialer: dialer, out: make(chan []byte, outDepth), questions: make(chan []byte),
 		wake: make(chan struct{}), asked: map[uint64]chan []byte{},
 	}
 	s.target = s
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.resetLinks()
+	s.links.Store(&rail.Peer{Tag: s})
 	return s
 }
 
-// outDepth is how many control frames may wait for a peer that does not read. One that is full of them fails the session.
-const outDepth = 256
+// outDepth is how many control frames may wait for the writer.
+const outDepth = 16
 
-// resetLinks starts a new attempt to bring up links.
-func (s *session) resetLinks() {
+// begin gives up the links of the path before and starts with those of another one. A session that has failed gets none: what it
+// has is being fenced.
+func (s *session) begin(path, reason string, links int) (*rail.Peer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.why != nil {
+		return nil, s.why
+	}
+	s.path, s.reason, s.want, s.have, s.fault = path, reason, links, 0, ""
 	s.linked.Store(false)
-	s.rp = &rail.Peer{Tag: s}
-	s.linkUps, s.fault = 0, ""
+	rp := &rail.Peer{Tag: s}
+	old := s.links.Swap(rp)
+	s.e.worker.group.Call(func(g *rail.Group) { g.Disconnect(old) })
+	return rp, nil
 }
 
 // usable reports why the session cannot carry operations.
@@ -122,7 +125,7 @@ func (s *session) cause() error {
 // fail ends the session. kind is the sentinel that users see. Only the first call counts.
 func (s *session) fail(kind, cause error) {
 	s.mu.Lock()
-	if s.state.Load() == stateDown {
+	if s.why != nil {
 		s.mu.Unlock()
 		return
 	}
@@ -133,60 +136,58 @@ func (s *session) fail(kind, cause error) {
 }
 
 // linkEvent is called by the worker.
-func (s *session) linkEvent(rp *rail.Peer, kind provider.Kind, status provider.Status) {
+func (s *session) linkEvent(rp *rail.Peer, up bool, status provider.Status) {
 	s.mu.Lock()
-	if rp != s.rp {
+	if rp != s.links.Load() {
 		s.mu.Unlock()
 		return // of a path that was given up
 	}
-	switch kind {
-	case provider.KindPeerUp:
-		s.linkUps++
-	case provider.KindPeerDown:
-		if s.state.Load() == stateSetup && s.fault == "" {
-			s.fault = status.String()
-		}
-	case provider.KindFenced:
-		s.fencing--
-		if status == provider.StatusOK {
-			s.proved++
-		} else {
-			s.refused = true
-		}
+	switch {
+	case up:
+		s.have++
+	case s.fault == "":
+		s.fault = status.String()
 	}
-	up := s.state.Load() == stateUp
+	path := s.path
 	s.mu.Unlock()
-	if kind == provider.KindPeerDown && up {
-		s.fail(ErrPeerDown, fmt.Errorf("its %s connection ended: %s", s.path, status))
+	if !up && s.state.Load() == stateUp { // else whoever sets the session up sees the fault
+		s.fail(ErrPeerDown, fmt.Errorf("its %s connection ended: %s", path, status))
 		return
 	}
 	s.e.notes.leave(&s.note)
 }
 
-// fire is called by the dispatcher, or by a worker that is idle: it takes a failed session down and wakes who waits for a change.
-func (s *session) fire() {
+// fireState is what fire has to do.
+func (s *session) fireState() (tear, over, wasUp bool) {
 	s.mu.Lock()
-	down := s.state.Load() == stateDown
-	tear := down && !s.torn
-	if tear {
+	defer s.mu.Unlock()
+	if tear = s.why != nil && !s.torn; tear {
 		s.torn = true
 		s.startFence()
 	}
-	fenced := down && s.fencing == 0 && s.fenced() && !s.over
-	why, wasUp := s.why, s.wasUp
-	s.mu.Unlock()
+	return tear, s.proved && !s.over.Load(), s.wasUp
+}
+
+// fire is called by the dispatcher, or by a worker that is idle: it takes a failed session down and wakes who waits for a change.
+func (s *session) fire() {
+	tear, over, wasUp := s.fireState()
 	if tear {
 		s.cancel()
+		_ = s.conn.SetReadDeadline(time.Now()) // nobody stays in a call on the connection
+		_ = s.conn.SetWriteDeadline(time.Now().Add(flushTime))
 	}
 	if tear && wasUp {
-		s.e.opts.Log.Info("peer is down", "peer", s.peer.String(), "cause", why)
+		why := s.cause()
+		s.e.calls.add(func() { s.e.opts.Log.Info("peer is down", "peer", s.peer.String(), "cause", why) })
 		s.e.emit(PeerEvent{Peer: s.peer, Kind: PeerDown, Cause: why})
 	}
-	if fenced && wasUp {
+	if over && wasUp {
 		s.e.emit(PeerEvent{Peer: s.peer, Kind: PeerFenced})
 	}
+	if over {
+		s.over.Store(true)
+	}
 	s.mu.Lock()
-	s.over = s.over || fenced
 	close(s.wake)
 	s.wake = make(chan struct{})
 	s.mu.Unlock()
@@ -195,44 +196,58 @@ func (s *session) fire() {
 	}
 }
 
-// setUp moves the session to stateUp and starts its goroutines; false when it has failed in the meantime.
-func (s *session) setUp(name string) bool {
-	s.peer.mu.Lock()
-	s.peer.name = name
-	s.peer.mu.Unlock()
-	s.mu.Lock()
-	ok := s.state.CompareAndSwap(stateSetup, stateUp)
-	s.wasUp = ok
-	s.mu.Unlock()
-	if !ok {
-		return false
+// setUp moves the session to stateUp and starts its goroutines.
+func (s *session) setUp(name string) error {
+	s.peer.setName(name)
+	_ = s.conn.SetDeadline(time.Time{}) // before the session is up: then it is up to fire
+	if err := s.rise(); err != nil {
+		return err
 	}
-	_ = s.conn.SetDeadline(time.Time{})
+	if s.e.ctx.Err() != nil {
+		s.fail(ErrClosed, errClosing) // Close told the sessions that were there before it could see this one
+	}
 	s.e.wg.Go(s.write)
 	s.e.wg.Go(s.read)
-	s.e.opts.Log.Info("peer is up", "peer", s.peer.String(), "path", s.path, "links", s.links, "why", s.reason)
 	s.peer.broadcast()
-	s.e.emit(PeerEvent{Peer: s.peer, Kind: PeerUp})
-	return true
+	s.e.opts.Log.Info("peer is up", "peer", s.peer.String(), "path", s.path, "links", s.want, "why", s.reason)
+	return nil
 }
 
-// fenced reports whether every link is proved silent. Needs mu.
-func (s *session) fenced() bool { return s.proved == s.links }
-
-// startFence starts an attempt to fence the links that are not proved yet. Needs mu, and no attempt under way.
-func (s *session) startFence() {
-	s.fencing, s.refused = s.links-s.proved, false
-	rp := s.rp
-	if !s.e.worker.group.Call(func(g *rail.Group) { g.Fence(rp) }) {
-		s.fencing = 0 // the engine is closed: its domains are, too
+// rise is the step to stateUp, unless the session has failed in the meantime. The event is told before anybody can tell the next.
+func (s *session) rise() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.why != nil:
+		return s.why
+	case s.fault != "":
+		return fmt.Errorf("%w: its %s connection ended during the handshake: %s", ErrPeerDown, s.path, s.fault)
 	}
+	s.state.Store(stateUp)
+	s.wasUp = true
+	s.e.emit(PeerEvent{Peer: s.peer, Kind: PeerUp})
+	return nil
+}
+
+// startFence starts an attempt to fence the links. Needs mu, and no attempt under way.
+func (s *session) startFence() {
+	rp := s.links.Load()
+	s.fencing = s.e.worker.group.Call(func(g *rail.Group) { g.Fence(rp) })
+}
+
+// fenced is called by the worker with the outcome of an attempt.
+func (s *session) fenced(proved bool) {
+	s.mu.Lock()
+	s.fencing, s.proved = false, proved
+	s.mu.Unlock()
+	s.e.notes.leave(&s.note)
 }
 
 // retryFence is called by the heart.
 func (s *session) retryFence() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.torn && s.fencing == 0 && !s.fenced() {
+	if s.torn && !s.fencing && !s.proved {
 		s.startFence()
 	}
 }
@@ -242,13 +257,15 @@ func (s *session) waitFenced(ctx context.Context) error {
 	s.retryFence()
 	for {
 		s.mu.Lock()
-		ended, fenced, wake := s.torn && s.fencing == 0, s.fenced(), s.wake
+		ended, proved, path, wake := s.torn && !s.fencing, s.proved, s.path, s.wake
 		s.mu.Unlock()
 		switch {
-		case ended && fenced:
+		case proved:
 			return nil
+		case ended && s.e.closing.Load():
+			return fmt.Errorf("engine: %w", ErrClosed)
 		case ended:
-			return fmt.Errorf("provider %s: writer stopped in mid-copy: its memory is %w", s.path, ErrUnfenced)
+			return fmt.Errorf("no proof over %s, whose writer may be stopped in mid-copy: its memory is %w", path, ErrUnfenced)
 		}
 		if err := s.await(ctx, wake); err != nil {
 			return err
@@ -260,9 +277,9 @@ func (s *session) waitFenced(ctx context.Context) error {
 func (s *session) waitOver(ctx context.Context) error {
 	for {
 		s.mu.Lock()
-		over, wake := s.over, s.wake
+		wake := s.wake
 		s.mu.Unlock()
-		if over {
+		if s.over.Load() {
 			return nil
 		}
 		if err := s.await(ctx, wake); err != nil {
@@ -282,25 +299,27 @@ func (s *session) await(ctx context.Context, wake <-chan struct{}) error {
 	}
 }
 
-// send queues a control frame. m may be nil.
-func (s *session) send(t wire.Type, request uint64, m wire.Message) {
-	s.enqueue(wire.AppendFrame(nil, t, request, m))
+// tell queues a control frame, unless the queue is full: then something else is on its way to the peer. m may be nil.
+func (s *session) tell(t wire.Type, m wire.Message) {
+	select {
+	case s.out <- wire.AppendFrame(nil, t, 0, m):
+	default:
+	}
 }
 
-// enqueue hands a frame to the writer.
-func (s *session) enqueue(frame []byte) {
+// reply queues the answer to a question. While the queue is full nothing is read from the peer: one that asks and does not read
+// the answers falls silent for us.
+func (s *session) reply(t wire.Type, request uint64, m wire.Message) {
 	select {
-	case s.out <- frame:
+	case s.out <- wire.AppendFrame(nil, t, request, m):
 	case <-s.ctx.Done():
-	default:
-		s.fail(ErrPeerDown, fmt.Errorf("%d control messages wait: it does not read", outDepth))
 	}
 }
 
 // bye tells the peer that we leave. It is a courtesy: the closed connection says the same.
 func (s *session) bye(reason string) {
 	if s.state.Load() == stateUp {
-		s.send(wire.TypeBye, 0, &wire.Bye{Reason: reason})
+		s.tell(wire.TypeBye, &wire.Bye{Reason: reason})
 	}
 }
 
@@ -308,25 +327,37 @@ func (s *session) bye(reason string) {
 func (s *session) write() {
 	defer func() { _ = s.conn.Close() }() // nothing depends on how a connection that has ended closes
 	for {
-		select {
-		case f := <-s.out:
-			if _, err := s.conn.Write(f); err != nil {
-				s.fail(ErrPeerDown, fmt.Errorf("control connection: %w", err))
-				return
-			}
-		case <-s.ctx.Done():
-			_ = s.conn.SetWriteDeadline(time.Now().Add(flushTime))
-			for {
-				select {
-				case f := <-s.out:
-					if _, err := s.conn.Write(f); err != nil {
-						return
-					}
-				default:
-					return
-				}
-			}
+		f := s.nextFrame()
+		if f == nil {
+			return
 		}
+		if _, err := s.conn.Write(f); err != nil {
+			s.fail(ErrPeerDown, fmt.Errorf("control connection: %w", err))
+			return
+		}
+	}
+}
+
+// nextFrame is what to write next, nil when the session has ended and nothing is queued. What is queued goes before questions: the
+// first of it is Up, without which the peer expects no question.
+func (s *session) nextFrame() []byte {
+	select {
+	case f := <-s.out:
+		return f
+	default:
+	}
+	select {
+	case f := <-s.out:
+		return f
+	case f := <-s.questions:
+		return f
+	case <-s.ctx.Done():
+	}
+	select {
+	case f := <-s.out:
+		return f
+	default:
+		return nil
 	}
 }
 
@@ -365,7 +396,7 @@ func (s *session) handle(f wire.Frame) error {
 		if err := wire.Parse(f.Payload, &m); err != nil {
 			return err
 		}
-		s.send(wire.TypeResolved, f.Request, s.resolve(&m.Descriptor))
+		s.reply(wire.TypeResolved, f.Request, s.resolve(&m.Descriptor))
 	case wire.TypeResolved:
 		s.answer(f)
 	default:
@@ -378,6 +409,9 @@ func (s *session) handle(f wire.Frame) error {
 
 // ask sends a question and waits for the answer.
 func (s *session) ask(ctx context.Context, t wire.Type, q, a wire.Message) error {
+	if s.state.Load() != stateUp {
+		return s.unusable()
+	}
 	ch := make(chan []byte, 1)
 	s.mu.Lock()
 	s.nextAsk++
@@ -389,18 +423,22 @@ func (s *session) ask(ctx context.Context, t wire.Type, q, a wire.Message) error
 		delete(s.asked, n)
 		s.mu.Unlock()
 	}()
-	s.send(t, n, q)
-	select {
-	case b := <-ch:
-		if err := wire.Parse(b, a); err != nil {
-			s.fail(ErrPeerDown, err)
-			return err
+	frame := wire.AppendFrame(nil, t, n, q)
+	for questions := s.questions; ; {
+		select {
+		case questions <- frame:
+			questions = nil // asked
+		case b := <-ch:
+			if err := wire.Parse(b, a); err != nil {
+				s.fail(ErrPeerDown, err)
+				return err
+			}
+			return nil
+		case <-s.ctx.Done():
+			return s.cause()
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
-		return nil
-	case <-s.ctx.Done():
-		return s.cause()
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 

@@ -44,7 +44,7 @@ func (e *Engine) Stats() Stats {
 	counts := make([]rail.Counts, len(sessions))
 	_ = e.worker.do(func(*rail.Group) error { // fails when the engine is closed: then the counts are 0
 		for i, s := range sessions {
-			counts[i] = s.rp.Counts
+			counts[i] = s.links.Load().Counts
 		}
 		return nil
 	})
@@ -55,7 +55,9 @@ func (e *Engine) Stats() Stats {
 			TxBytes: c.TxBytes, TxWrites: c.TxWrites, RxImms: c.RxImms, RxImmBytes: c.RxImmBytes, RxMessages: c.RxMessages,
 		}
 		if s.state.Load() != stateSetup {
-			ps.Path, ps.Reason, ps.Links = s.path, s.reason, s.links
+			s.mu.Lock()
+			ps.Path, ps.Reason, ps.Links = s.path, s.reason, s.want
+			s.mu.Unlock()
 		}
 		st.Peers = append(st.Peers, ps)
 	}

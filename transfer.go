@@ -3,6 +3,7 @@ package hawser
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -18,7 +19,7 @@ type Transfer struct {
 	err    error       // written before ended
 	once   sync.Once
 	ch     chan struct{}
-	closed bool // of ch; owned by the dispatcher
+	closed atomic.Bool // of ch
 }
 
 func (e *Engine) newTransfer() *Transfer {
@@ -37,9 +38,9 @@ func (t *Transfer) complete(err error) {
 	}
 }
 
+// fire is called after ended and waited are set, by the dispatcher or by who set waited last.
 func (t *Transfer) fire() {
-	if !t.closed {
-		t.closed = true
+	if !t.closed.Swap(true) {
 		close(t.ch)
 	}
 }
@@ -50,7 +51,7 @@ func (t *Transfer) Done() <-chan struct{} {
 		t.ch = make(chan struct{})
 		t.waited.Store(true)
 		if t.ended.Load() {
-			t.notes.push(&t.note) // the dispatcher closes, here as elsewhere, so it is closed once
+			t.fire() // not left to the dispatcher, which may have ended with the engine
 		}
 	})
 	return t.ch
@@ -119,8 +120,7 @@ func (e *Engine) start(name string, fill func(*op) error) (*Transfer, error) {
 	return t, nil
 }
 
-// Queue submits operations and collects their ends without allocating. Submitting and polling may happen on different
-// goroutines.
+// Queue submits operations and collects their ends without allocating. Any goroutines may submit, and poll.
 type Queue struct {
 	note
 	e      *Engine
@@ -217,8 +217,10 @@ func (q *Queue) submit(o *op, fault error, cookie uint64) error {
 // complete is called by the worker.
 // hot:
 func (q *Queue) complete(cookie uint64, err error) {
-	q.ends.Push(Done{Cookie: cookie, Err: err}) // never full: it holds depth
-	if q.waited.Load() {                        // pairs with Wait
+	for !q.ends.Push(Done{Cookie: cookie, Err: err}) { // it holds depth, but for the moment in which somebody is taking one
+		runtime.Gosched()
+	}
+	if q.waited.Load() { // pairs with Wait
 		q.e.notes.leave(&q.note)
 	}
 }

@@ -2,6 +2,8 @@ package hawser
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -74,6 +76,10 @@ func (w *worker) run() {
 		runtime.Gosched() // whoever waits for this processor is more useful than another look
 	}
 	w.closeErr = w.group.Close()
+	for w.e.inflight.Load() > 0 { // whoever was between takeOp and submit comes too late
+		w.group.Flush()
+		runtime.Gosched()
+	}
 }
 
 func (w *worker) sleep() {
@@ -84,7 +90,7 @@ func (w *worker) sleep() {
 	w.sleeping.Store(false)
 }
 
-// stop joins the worker. Nobody submits any more.
+// stop joins the worker, after the last operation has ended.
 func (w *worker) stop() error {
 	w.stopped.Store(true)
 	w.parker.Wake()
@@ -101,6 +107,9 @@ type call struct {
 
 func (c *call) fire() { close(c.done) }
 
+// errNoWorker is ErrClosed before anything was done.
+var errNoWorker = fmt.Errorf("engine: %w", ErrClosed)
+
 // do runs f on the worker and waits for it.
 func (w *worker) do(f func(*rail.Group) error) error {
 	c := &call{done: make(chan struct{})}
@@ -110,25 +119,25 @@ func (w *worker) do(f func(*rail.Group) error) error {
 		w.e.notes.leave(&c.note)
 	})
 	if !ok {
-		return ErrClosed
+		return errNoWorker
 	}
 	<-c.done // Call promised that f runs, also when the group closes
 	return c.err
 }
 
-// retry is do for functions that may answer ErrBusy, which means after another Step.
-func (w *worker) retry(ctx context.Context, f func(*rail.Group) error, busy func(error) bool) error {
+// retry is do for a function that may answer ErrBusy, which means after another Step.
+func (w *worker) retry(ctx context.Context, f func(*rail.Group) error) error {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {
 		err := w.do(f)
-		if err == nil || !busy(err) {
+		if !errors.Is(err, ErrBusy) {
 			return err
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return err
 		}
 	}
 }
@@ -155,11 +164,17 @@ func (w *worker) Message(p *rail.Peer, m *rail.Message) {
 }
 
 // Link tells the session about one of its links.
-func (w *worker) Link(p *rail.Peer, _ int, kind provider.Kind, status provider.Status) {
-	p.Tag.(*session).linkEvent(p, kind, status)
+func (w *worker) Link(p *rail.Peer, up bool, status provider.Status) {
+	p.Tag.(*session).linkEvent(p, up, status)
 }
+
+// Fenced tells the session that its fence has ended.
+func (w *worker) Fenced(p *rail.Peer, proved bool) { p.Tag.(*session).fenced(proved) }
 
 // Dead is told about a rail that has failed as a whole; its links have been reported one by one.
 func (w *worker) Dead(i int, err error) {
-	w.e.opts.Log.Error("rail is out of service", "rail", i, "provider", w.e.rails[i].Provider, "device", w.e.rails[i].Name, "err", err)
+	e := w.e
+	e.calls.add(func() {
+		e.opts.Log.Error("rail is out of service", "rail", i, "provider", e.rails[i].Provider, "device", e.rails[i].Name, "err", err)
+	})
 }

@@ -48,14 +48,13 @@ const (
 // Decoder fetches the caches of prompts from Prefillers into pages of its pool. It owns the messages of its engine: nothing else
 // may call Receive on it. Safe for concurrent use.
 type Decoder struct {
-	eng *hawser.Engine
+	net network
 	cfg DecoderConfig
 	log *slog.Logger
 
 	ctx  context.Context // ends in Close, after the last attempt
 	stop context.CancelFunc
-	deaf func()                                    // ends the calls of peerEvent
-	shut func(context.Context, *hawser.Peer) error // Engine.Fence, but in tests
+	deaf func() // ends the calls of peerEvent
 	wg   sync.WaitGroup
 	busy chan struct{} // capacity 1: there is something that time can change
 	idle chan struct{} // capacity 1: no write of any attempt may land any more
@@ -68,7 +67,6 @@ type Decoder struct {
 	attempts    map[uint64]*attempt         // from Dispatch until the pages are free
 	queue       []*Pending                  // wait for pages, oldest first
 	nextSeq     uint64                      // of the next attempt, from 1
-	nextEpoch   uint64                      // of the next link, from 1
 	imms        imms
 	writing     int // attempts whose pages may still be written
 	quarantined int // pages
@@ -92,20 +90,30 @@ func NewDecoder(eng *hawser.Engine, cfg DecoderConfig) (*Decoder, error) {
 	if err := checkViews(cfg.Geometry, cfg.Views, cfg.Pool.Pages()); err != nil {
 		return nil, fmt.Errorf("kv: decoder: %w", err)
 	}
-	if _, err := helloOf(cfg.Geometry, cfg.Views); err != nil {
+	d := newDecoder(onEngine{eng}, cfg)
+	if _, err := d.describe(); err != nil {
 		return nil, fmt.Errorf("kv: decoder: %w", err)
 	}
+	d.begin()
+	return d, nil
+}
+
+// newDecoder makes a Decoder that does nothing yet, for a configuration that has been checked.
+func newDecoder(net network, cfg DecoderConfig) *Decoder {
 	ctx, stop := context.WithCancel(context.Background())
-	d := &Decoder{
-		eng: eng, cfg: cfg, log: cfg.Log, ctx: ctx, stop: stop, shut: eng.Fence,
+	return &Decoder{
+		net: net, cfg: cfg, log: cfg.Log, ctx: ctx, stop: stop,
 		busy: make(chan struct{}, 1), idle: make(chan struct{}, 1),
 		links: map[string]*fetchLink{}, peers: map[*hawser.Peer]*fetchLink{}, fences: map[*hawser.Peer]*fence{},
-		attempts: map[uint64]*attempt{}, nextSeq: 1, nextEpoch: 1,
+		attempts: map[uint64]*attempt{}, nextSeq: 1, imms: imms{size: immCount},
 	}
-	d.deaf = eng.OnPeer(d.peerEvent)
+}
+
+// begin starts to listen.
+func (d *Decoder) begin() {
+	d.deaf = d.net.OnPeer(d.peerEvent)
 	d.wg.Go(d.receive)
 	d.wg.Go(d.timers)
-	return d, nil
 }
 
 // FetchRequest asks for the cache of one prompt.
@@ -218,26 +226,16 @@ func (d *Decoder) Close(ctx context.Context) error {
 			err = fmt.Errorf("kv: close decoder: %d attempts are %w: %w", writing, hawser.ErrUnfenced, context.Cause(ctx))
 		}
 	}
-	d.goodbye(ctx)
+	signal(d.idle) // for another Close
 	d.deaf()
+	d.mu.Lock()
+	for _, l := range d.peers {
+		d.send(l, &bye{"decoder closed"}) // a prefiller that is not reached finds out by itself
+	}
 	d.stop()
+	d.mu.Unlock()
 	d.wg.Wait()
 	return err
-}
-
-// goodbye tells the prefillers that the links end, so that they can forget them at once.
-func (d *Decoder) goodbye(ctx context.Context) {
-	d.mu.Lock()
-	var sent []*hawser.Transfer
-	for _, l := range d.peers {
-		if t, err := d.eng.Send(l.peer, encode(d.head(l), &bye{"decoder closed"})); err == nil {
-			sent = append(sent, t)
-		}
-	}
-	d.mu.Unlock()
-	for _, t := range sent {
-		_ = t.Wait(ctx) // a peer that cannot be told finds out by itself
-	}
 }
 
 // signal fills a channel of capacity 1.

@@ -36,12 +36,13 @@ func (d *Decoder) admit() {
 func (d *Decoder) start(p *Pending, imm uint32, pages []uint32) {
 	now := time.Now()
 	a := &attempt{
-		p: p, link: p.link, seq: d.nextSeq, imm: imm, counter: d.eng.Counter(imm), pages: pages, extents: extentsOf(pages),
+		p: p, link: p.link, seq: d.nextSeq, imm: imm, counter: d.net.Count(imm), pages: pages, extents: extentsOf(pages),
 		moved: make(chan struct{}, 1), over: make(chan struct{}), timing: make(chan Timing, 1),
 		step:  fetchStep{expected: d.cfg.Geometry.Writes(p.req.Tokens)},
 		since: now, life: now, repeat: now.Add(repeatFirst), pause: 2 * repeatFirst,
 	}
 	d.nextSeq++
+	a.before = a.counter.From(a.link.peer)
 	p.attempt = a
 	p.result.Stats.Arrived, p.result.Stats.Dispatched = p.arrived, now
 	d.attempts[a.seq] = a
@@ -86,7 +87,7 @@ func (d *Decoder) watch(a *attempt) {
 		select {
 		case <-reached:
 			d.mu.Lock()
-			d.step(a, fetchEvent{kind: evCount, from: a.counter.From(a.link.peer)})
+			d.step(a, fetchEvent{kind: evCount, from: a.landed()})
 			d.mu.Unlock()
 		case <-a.moved:
 		case <-a.over:
@@ -106,8 +107,11 @@ func (d *Decoder) reached(a *attempt) <-chan struct{} {
 	// Others may have counted on the same value; only this peer's count matters. The whole is read first: if a write is counted
 	// in between, the wait is too short, and watch comes back, and never too long.
 	whole := a.counter.Load()
-	return a.counter.Done(want + whole - min(whole, a.counter.From(a.link.peer)))
+	return a.counter.Done(want + whole - min(whole, a.landed()))
 }
+
+// landed is how many writes of the attempt are here.
+func (a *attempt) landed() uint64 { return a.counter.From(a.link.peer) - a.before }
 
 // step feeds one event to an attempt and carries the effects out. Needs mu.
 func (d *Decoder) step(a *attempt, e fetchEvent) {
@@ -136,7 +140,7 @@ func (d *Decoder) step(a *attempt, e fetchEvent) {
 	if fx&fxTell != 0 {
 		p.err = &AttemptError{
 			Request: p.req.ID, Attempt: a.seq, Peer: a.link.peer.String(),
-			Arrived: a.counter.From(a.link.peer), Expected: next.expected, Err: next.cause,
+			Arrived: a.landed(), Expected: next.expected, Err: next.cause,
 		}
 		close(p.done)
 	}
@@ -209,7 +213,7 @@ func (d *Decoder) cancel(p *Pending, cause error) {
 // receive takes the engine's messages.
 func (d *Decoder) receive() {
 	for {
-		m, err := d.eng.Receive(d.ctx)
+		m, err := d.net.Receive(d.ctx)
 		if err != nil {
 			return // closing: the engine or the Decoder
 		}
@@ -220,18 +224,18 @@ func (d *Decoder) receive() {
 		} else if err != nil {
 			d.endLink(l, err)
 		} else if h.epoch == l.epoch {
-			d.handle(l, b)
+			d.handle(l, h.ticket, b)
 		}
 		d.mu.Unlock()
 	}
 }
 
 // handle takes one message of a link. Needs mu.
-func (d *Decoder) handle(l *fetchLink, b body) {
+func (d *Decoder) handle(l *fetchLink, ticket uint64, b body) {
 	switch m := b.(type) {
 	case *helloAck:
 		if !l.up {
-			l.up = true
+			l.up, l.ticket = true, ticket
 			close(l.ready)
 			d.log.Info("link up", "peer", l.peer, "epoch", l.epoch, "path", l.peer.Path())
 		}
@@ -270,7 +274,7 @@ func (d *Decoder) answered(l *fetchLink, seq uint64, e fetchEvent) {
 		return // to a message that was repeated, or overtaken by the last write
 	}
 	a.life = time.Now()
-	e.from = a.counter.From(l.peer)
+	e.from = a.landed()
 	d.step(a, e)
 }
 
@@ -324,7 +328,7 @@ func (d *Decoder) tick(now time.Time) (sleep bool) {
 
 // due does what is due for one attempt; late is the cause when its deadline is over. Needs mu.
 func (d *Decoder) due(a *attempt, now time.Time, late error) {
-	if n := a.counter.From(a.link.peer); n != a.seen {
+	if n := a.landed(); n != a.seen {
 		a.seen, a.life = n, now
 	}
 	switch a.step.state {
@@ -353,7 +357,7 @@ func (d *Decoder) due(a *attempt, now time.Time, late error) {
 	case fetchSettling:
 		if now.Sub(a.since) > settleLimit {
 			d.step(a, fetchEvent{kind: evUnsure, cause: fmt.Errorf("%w: %d writes are said to be posted, %d came",
-				ErrProtocol, a.step.settle, a.counter.From(a.link.peer))})
+				ErrProtocol, a.step.settle, a.landed())})
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hawser-project/hawser"
@@ -12,23 +13,24 @@ import (
 // fetchLink is the Decoder's side of a link to one prefiller: one epoch, from Hello to the first thing that goes wrong.
 // Guarded by Decoder.mu, but for the fields that say otherwise.
 type fetchLink struct {
-	addr  string        // set once
-	epoch uint64        // set once
-	ready chan struct{} // closed when it is usable or has ended
-	peer  *hawser.Peer  // nil until connected
-	up    bool
-	ended bool
-	err   error // why it ended
-	live  map[uint64]*attempt
-	seqs  []uint64 // of live attempts, ascending; ended ones are removed from the front only
+	addr   string        // set once
+	epoch  uint64        // set once
+	ticket uint64        // P's number of the link; set when up
+	ready  chan struct{} // closed when it is usable or has ended
+	peer   *hawser.Peer  // nil until connected
+	up     bool
+	ended  bool
+	err    error // why it ended
+	live   map[uint64]*attempt
+	seqs   []uint64 // of live attempts, ascending; ended ones are removed from the front only
 }
 
-// fence is a fence of a peer under way, guarded by Decoder.mu.
+// fence is a fence of a peer under way.
 type fence struct {
-	link *fetchLink
-	kick chan struct{} // capacity 1: try again now
-	told chan struct{} // capacity 1: the engine has reported PeerFenced
-	done chan struct{}
+	link   *fetchLink
+	over   chan struct{} // closed by the first PeerFenced since the fence began
+	isOver bool          // guarded by Decoder.mu
+	done   chan struct{} // closed when a new link to the peer may begin
 }
 
 // link returns a usable link to the engine at addr, making one if needed.
@@ -40,8 +42,7 @@ func (d *Decoder) link(ctx context.Context, addr string) (*fetchLink, error) {
 	}
 	l := d.links[addr]
 	if l == nil {
-		l = &fetchLink{addr: addr, epoch: d.nextEpoch, ready: make(chan struct{}), live: map[uint64]*attempt{}}
-		d.nextEpoch++
+		l = &fetchLink{addr: addr, epoch: mint(), ready: make(chan struct{}), live: map[uint64]*attempt{}}
 		d.links[addr] = l
 		d.wg.Go(func() { d.connect(l) })
 	}
@@ -86,28 +87,18 @@ func (d *Decoder) connect(l *fetchLink) {
 
 // hello connects and says Hello until the prefiller answers.
 func (d *Decoder) hello(ctx context.Context, l *fetchLink) error {
-	peer, err := d.eng.Connect(ctx, l.addr)
+	peer, err := d.net.Connect(ctx, l.addr)
 	if err != nil {
 		return err
 	}
-	if err := d.fenced(ctx, peer); err != nil {
+	if err := d.claim(ctx, l, peer); err != nil {
 		return err
 	}
 	// Issued now: a fence makes all earlier descriptors of this peer worthless.
-	m, err := helloOf(d.cfg.Geometry, d.cfg.Views)
+	m, err := d.describe()
 	if err != nil {
 		return err
 	}
-	d.mu.Lock()
-	if other := d.peers[peer]; other != nil && !l.ended {
-		d.mu.Unlock()
-		return fmt.Errorf("%w: there is a link to %s already, by the address %s", hawser.ErrBusy, peer, short(other.addr))
-	}
-	if !l.ended {
-		l.peer = peer
-		d.peers[peer] = l
-	}
-	d.mu.Unlock()
 	for pause := repeatFirst; ; pause = min(2*pause, repeatMost) {
 		d.mu.Lock()
 		if !l.ended {
@@ -124,30 +115,37 @@ func (d *Decoder) hello(ctx context.Context, l *fetchLink) error {
 	}
 }
 
-// fenced waits for a fence of the peer that is under way: its end would end the new link too.
-func (d *Decoder) fenced(ctx context.Context, peer *hawser.Peer) error {
+// claim makes l the link to the peer. It waits for a fence of the peer that is under way, which would end the new link too.
+func (d *Decoder) claim(ctx context.Context, l *fetchLink, peer *hawser.Peer) error {
 	d.mu.Lock()
-	f := d.fences[peer]
-	d.mu.Unlock()
-	if f == nil {
-		return nil
+	defer d.mu.Unlock()
+	for f := d.fences[peer]; f != nil; f = d.fences[peer] {
+		d.mu.Unlock()
+		select {
+		case <-f.done:
+		case <-ctx.Done():
+		}
+		d.mu.Lock()
+		if ctx.Err() != nil {
+			return fmt.Errorf("fence of %s: %w: no proof yet", peer, hawser.ErrUnfenced)
+		}
 	}
-	select {
-	case <-f.done:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("fence of %s: %w: no proof yet", peer, hawser.ErrUnfenced)
+	if other := d.peers[peer]; other != nil {
+		return fmt.Errorf("%w: there is a link to %s already, by the address %s", hawser.ErrBusy, peer, short(other.addr))
 	}
+	l.peer = peer
+	d.peers[peer] = l
+	return nil
 }
 
-// helloOf describes the cache of this process to a prefiller.
-func helloOf(g Geometry, views []View) (*hello, error) {
-	m := &hello{geometry: g}
+// describe makes the Hello that tells a prefiller where the cache of this process lies.
+func (d *Decoder) describe() (*hello, error) {
+	m := &hello{geometry: d.cfg.Geometry}
 	index := map[*hawser.Region]uint32{}
-	for _, v := range views {
+	for _, v := range d.cfg.Views {
 		i, ok := index[v.Region]
 		if !ok {
-			b, err := v.Region.Descriptor(v.Region.All(), hawser.RightWrite).MarshalBinary()
+			b, err := d.net.Describe(v.Region)
 			if err != nil {
 				return nil, err
 			}
@@ -172,7 +170,7 @@ func (d *Decoder) head(l *fetchLink) head {
 	for len(l.seqs) > 0 && l.live[l.seqs[0]] == nil {
 		l.seqs = l.seqs[1:]
 	}
-	h := head{epoch: l.epoch, lowWater: d.nextSeq, next: d.nextSeq}
+	h := head{epoch: l.epoch, ticket: l.ticket, lowWater: d.nextSeq, next: d.nextSeq}
 	if len(l.seqs) > 0 {
 		h.lowWater = l.seqs[0]
 	}
@@ -181,7 +179,7 @@ func (d *Decoder) head(l *fetchLink) head {
 
 // send sends a message, or loses it: everything that matters is repeated. Needs mu.
 func (d *Decoder) send(l *fetchLink, b body) {
-	if _, err := d.eng.Send(l.peer, encode(d.head(l), b)); err != nil {
+	if _, err := d.net.Send(l.peer, encode(d.head(l), b)); err != nil {
 		d.log.Debug("message lost", "kind", b.kind(), "peer", l.peer, "err", err)
 	}
 }
@@ -203,62 +201,41 @@ func (d *Decoder) endLink(l *fetchLink, cause error) {
 		close(l.ready)
 	}
 	d.log.Info("link ended", "peer", l.peer, "epoch", l.epoch, "attempts", len(l.live), "cause", cause)
-	for i := 0; i < len(d.queue); {
-		if p := d.queue[i]; p.link == l {
-			d.drop(p, cause) // removes it from the queue
-		} else {
-			i++
+	for _, p := range slices.Clone(d.queue) {
+		if p.link == l {
+			d.drop(p, cause)
 		}
 	}
 	for _, a := range l.live {
 		d.step(a, fetchEvent{kind: evLinkEnded, cause: cause})
 	}
-	if len(l.live) == 0 {
+	if len(l.live) == 0 || d.ctx.Err() != nil {
 		return
 	}
-	f := &fence{link: l, kick: make(chan struct{}, 1), told: make(chan struct{}, 1), done: make(chan struct{})}
+	f := &fence{link: l, over: make(chan struct{}), done: make(chan struct{})}
 	d.fences[l.peer] = f
 	d.wg.Go(func() { d.fence(f) })
 }
 
 // fence tries until there is proof that nothing of the peer can land any more. It gives up only when the Decoder closes.
+//
+// The engine reports PeerFenced when the session is over, and not before PeerDown. Only then may there be a new link: a report that
+// came later would end it. It is no proof by itself: it may be about a session before.
 func (d *Decoder) fence(f *fence) {
-	l := f.link
-	for {
-		ctx, cancel := context.WithTimeout(d.ctx, fenceLimit)
-		err := d.shut(ctx, l.peer)
-		cancel()
-		d.mu.Lock()
-		for _, a := range l.live {
-			if err == nil {
-				d.step(a, fetchEvent{kind: evFenced, from: a.counter.From(l.peer)})
-			} else {
-				d.step(a, fetchEvent{kind: evUnfenced})
-			}
-		}
-		quarantined := d.quarantined
-		d.mu.Unlock()
-		if err == nil {
-			d.endFence(f)
-			return
-		}
-		d.log.Warn("fence has no proof, retrying", "peer", l.peer, "quarantined pages", quarantined, "err", err)
+	over := f.over
+	for d.tryFence(f.link) != nil {
 		select {
+		case <-over:
+			over = nil
 		case <-time.After(fenceLimit):
-		case <-f.kick:
 		case <-d.ctx.Done():
 			return
 		}
 	}
-}
-
-// endFence allows a new link to the peer, once the engine has reported the end of the old session: a late report would end the
-// new link.
-func (d *Decoder) endFence(f *fence) {
 	select {
-	case <-f.told:
-	case <-time.After(fenceLimit):
+	case <-f.over:
 	case <-d.ctx.Done():
+		return
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -266,18 +243,40 @@ func (d *Decoder) endFence(f *fence) {
 	close(f.done)
 }
 
+// tryFence fences the peer of a link that has ended and tells the attempts how that went.
+func (d *Decoder) tryFence(l *fetchLink) error {
+	ctx, cancel := context.WithTimeout(d.ctx, fenceLimit)
+	defer cancel()
+	err := d.net.Fence(ctx, l.peer)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, a := range l.live {
+		if err == nil {
+			d.step(a, fetchEvent{kind: evFenced, from: a.landed()})
+		} else {
+			d.step(a, fetchEvent{kind: evUnfenced})
+		}
+	}
+	if err != nil {
+		d.log.Warn("fence has no proof, retrying", "peer", l.peer, "quarantined pages", d.quarantined, "err", err)
+	}
+	return err
+}
+
 // peerEvent is called by the engine.
 func (d *Decoder) peerEvent(e hawser.PeerEvent) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if f := d.fences[e.Peer]; f != nil {
-		signal(f.kick)
-		if e.Kind == hawser.PeerFenced {
-			signal(f.told)
+	switch e.Kind {
+	case hawser.PeerDown:
+		if l := d.peers[e.Peer]; l != nil {
+			d.endLink(l, peerDown(e))
 		}
-	}
-	if l := d.peers[e.Peer]; l != nil && e.Kind == hawser.PeerDown {
-		d.endLink(l, peerDown(e))
+	case hawser.PeerFenced:
+		if f := d.fences[e.Peer]; f != nil && !f.isOver {
+			f.isOver = true
+			close(f.over)
+		}
 	}
 }
 

@@ -91,7 +91,7 @@ func (j *Job) layerReady(layer, n int, late bool) {
 		return
 	}
 	g := j.p.cfg.Geometry
-	if layer < 0 || layer >= g.Layers || n > j.tokens {
+	if layer < 0 || layer >= g.Layers || n < 0 || n > j.tokens {
 		j.fail(CodeEngine, fmt.Sprintf("layer %d of %d, token %d of %d", layer, g.Layers, n, j.tokens))
 		return
 	}

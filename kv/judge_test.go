@@ -379,6 +379,21 @@ func TestStrangersCountForNothing(t *testing.T) {
 	})
 }
 
+// unproven is a network whose fences have no proof until proven is closed. Each try is told.
+type unproven struct {
+	network
+	tries, proven chan struct{}
+}
+
+func (n *unproven) Fence(ctx context.Context, p *hawser.Peer) error {
+	select {
+	case n.tries <- struct{}{}:
+		return hawser.ErrUnfenced
+	case <-n.proven:
+		return n.network.Fence(ctx, p)
+	}
+}
+
 // TestPagesAreQuarantinedUntilTheFence: the caller is told at once, its pages are out of service as long as there is no proof, and
 // other prefillers serve the rest meanwhile.
 func TestPagesAreQuarantinedUntilTheFence(t *testing.T) {
@@ -394,17 +409,15 @@ func TestPagesAreQuarantinedUntilTheFence(t *testing.T) {
 		close(hold)
 	})
 	healthy := newPrefillSide(t, "tcp", small, 40, nil)
-	d := newDecodeSide(t, "tcp", small, 40)
-	tries, proven := make(chan struct{}), make(chan struct{})
-	fence := d.d.shut
-	d.d.shut = func(ctx context.Context, peer *hawser.Peer) error {
-		select {
-		case tries <- struct{}{}:
-			return hawser.ErrUnfenced
-		case <-proven:
-			return fence(ctx, peer)
-		}
-	}
+	d := &decodeSide{eng: openEngine(t, "D", "tcp")}
+	d.mem = newMemory(t, d.eng, small, 40, 8)
+	net := &unproven{network: onEngine{d.eng}, tries: make(chan struct{}), proven: make(chan struct{})}
+	tries, proven := net.tries, net.proven
+	d.d = newDecoder(net, DecoderConfig{
+		Geometry: small, Views: d.mem.views, Pool: d.mem.pool, Queue: 10, Deadline: time.Minute, Stall: time.Minute, Log: testLog().With("side", "D"),
+	})
+	d.d.begin()
+	d.closeAtEnd(t)
 	x, err := d.d.Fetch(limit(t), FetchRequest{ID: "r", Tokens: 80, From: p.eng.Addr()}) // 20 pages
 	if err != nil {
 		t.Fatal(err)

@@ -33,7 +33,8 @@ type attempt struct {
 	link    *fetchLink
 	seq     uint64
 	imm     uint32
-	counter *hawser.Counter
+	counter counter
+	before  uint64   // what the peer had counted on the value before the attempt
 	pages   []uint32 // physical page of each logical one
 	extents []extent
 	moved   chan struct{} // capacity 1: the awaited count has changed
@@ -110,6 +111,9 @@ type Timing struct {
 
 // Timing waits for the prefiller's message, which comes about when the request becomes ready, and may be lost.
 func (r Result) Timing(ctx context.Context) (Timing, error) {
+	if r.a == nil {
+		return Timing{}, fmt.Errorf("kv: timing: %w: the request did not become ready", hawser.ErrInvalid)
+	}
 	select {
 	case t := <-r.a.timing:
 		r.a.timing <- t // for the next caller

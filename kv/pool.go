@@ -14,6 +14,9 @@ type Pool struct {
 	rand  *rand.Rand // guarded by mu
 	free  []uint32   // guarded by mu
 	owner []uint64   // of each page, 0 when it is free; guarded by mu
+
+	// spy, when set, is called with mu held after pages have got an owner or, with 0, lost it. For tests; set before use.
+	spy func(pages []uint32, owner uint64)
 }
 
 // NewPool makes a pool of the pages 0 .. pages-1. It hands them out in an order that seed decides: as scattered as in a
@@ -62,6 +65,9 @@ func (p *Pool) Reserve(n int, owner uint64) ([]uint32, error) {
 		p.free = p.free[:last]
 		p.owner[pages[i]] = owner
 	}
+	if p.spy != nil {
+		p.spy(pages, owner)
+	}
 	return pages, nil
 }
 
@@ -79,5 +85,8 @@ func (p *Pool) Return(pages []uint32, owner uint64) error {
 		p.owner[i] = 0
 	}
 	p.free = append(p.free, pages...)
+	if p.spy != nil {
+		p.spy(pages, 0)
+	}
 	return nil
 }

@@ -98,7 +98,7 @@ func TestPoolScattersPages(t *testing.T) {
 }
 
 func TestImmediateRestsAsLongAsPossible(t *testing.T) {
-	var f imms
+	f := imms{size: immCount}
 	for i := range uint32(immCount) {
 		v, err := f.take()
 		if err != nil || v != immBase+i {

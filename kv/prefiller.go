@@ -35,11 +35,11 @@ type Handler interface {
 // Prefiller writes the caches of prompts to Decoders, layer by layer, while the inference engine computes them. It owns the
 // messages of its engine: nothing else may call Receive on it. Safe for concurrent use.
 type Prefiller struct {
-	eng     *hawser.Engine
+	net     network
 	cfg     PrefillerConfig
 	handler Handler
 	log     *slog.Logger
-	writes  *hawser.Queue
+	writes  writes
 	pages   int // that all views have
 
 	ctx  context.Context // ends in Close, after the last job
@@ -51,7 +51,8 @@ type Prefiller struct {
 	mu         sync.Mutex // guards everything below, and the mutable parts of links and jobs
 	closing    bool
 	links      map[*hawser.Peer]*serveLink
-	complained map[*hawser.Peer]bool // told once that they speak garbage
+	importing  map[*hawser.Peer]bool // a goroutine imports its memory
+	complained map[*hawser.Peer]bool // told once that they speak garbage; only those that are up
 	posts      []post                // outstanding writes; the index is the cookie
 	freePosts  []uint32              // indices of posts that are not in use
 	again      bool                  // a submit was refused for lack of room
@@ -87,19 +88,30 @@ func NewPrefiller(eng *hawser.Engine, cfg PrefillerConfig, h Handler) (*Prefille
 	if err := checkViews(cfg.Geometry, cfg.Views, 1); err != nil {
 		return nil, fmt.Errorf("kv: prefiller: %w", err)
 	}
+	p := newPrefiller(onEngine{eng}, cfg, h)
+	p.begin()
+	return p, nil
+}
+
+// newPrefiller makes a Prefiller that does nothing yet, for a configuration that has been checked.
+func newPrefiller(net network, cfg PrefillerConfig, h Handler) *Prefiller {
 	ctx, stop := context.WithCancel(context.Background())
 	p := &Prefiller{
-		eng: eng, cfg: cfg, handler: h, log: cfg.Log, writes: eng.NewQueue(postDepth),
+		net: net, cfg: cfg, handler: h, log: cfg.Log, writes: net.Writes(postDepth),
 		pages: cfg.Views[0].Pages, ctx: ctx, stop: stop, idle: make(chan struct{}, 1),
-		links: map[*hawser.Peer]*serveLink{}, complained: map[*hawser.Peer]bool{},
+		links: map[*hawser.Peer]*serveLink{}, importing: map[*hawser.Peer]bool{}, complained: map[*hawser.Peer]bool{},
 	}
 	for _, v := range cfg.Views {
 		p.pages = min(p.pages, v.Pages)
 	}
-	p.deaf = eng.OnPeer(p.peerEvent)
+	return p
+}
+
+// begin starts to listen.
+func (p *Prefiller) begin() {
+	p.deaf = p.net.OnPeer(p.peerEvent)
 	p.wg.Go(p.receive)
 	p.wg.Go(p.completions)
-	return p, nil
 }
 
 // Stats returns a snapshot.
@@ -139,25 +151,16 @@ func (p *Prefiller) Close(ctx context.Context) error {
 			err = fmt.Errorf("kv: close prefiller: %d jobs: %w: writes are outstanding: %w", live, hawser.ErrBusy, context.Cause(ctx))
 		}
 	}
-	p.goodbye(ctx)
+	signal(p.idle) // for another Close
 	p.deaf()
+	p.mu.Lock()
+	for _, l := range p.links {
+		p.send(l, &bye{"prefiller closed"}) // a decoder that is not reached finds out by itself
+	}
 	p.stop()
+	p.mu.Unlock()
 	p.wg.Wait()
 	return err
-}
-
-func (p *Prefiller) goodbye(ctx context.Context) {
-	p.mu.Lock()
-	var sent []*hawser.Transfer
-	for _, l := range p.links {
-		if t, err := p.eng.Send(l.peer, encode(head{epoch: l.epoch}, &bye{"prefiller closed"})); err == nil {
-			sent = append(sent, t)
-		}
-	}
-	p.mu.Unlock()
-	for _, t := range sent {
-		_ = t.Wait(ctx) // a peer that cannot be told finds out by itself
-	}
 }
 
 // Pass is one forward pass of the inference engine over parts of some prompts. Owned by the engine, which calls its methods from

@@ -33,23 +33,20 @@ func (r *raw) dial(addr string) {
 	if r.peer, err = r.eng.Connect(limit(r.t), addr); err != nil {
 		r.t.Fatal(err)
 	}
-	m, err := helloOf(small, r.mem.views)
+	r.send(r.hello())
+	get[*helloAck](r)
+}
+
+// hello is what a decoder with r's memory says.
+func (r *raw) hello() *hello {
+	r.t.Helper()
+	d := newDecoder(onEngine{r.eng}, DecoderConfig{Geometry: small, Views: r.mem.views})
+	d.stop()
+	m, err := d.describe()
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	// The prefiller's side of the connection may come up later, and until then its answer is lost.
-	for {
-		r.send(m)
-		ctx, cancel := context.WithTimeout(limit(r.t), repeatFirst)
-		_, b, err := r.next(ctx)
-		cancel()
-		if err == nil {
-			if b.kind() != kindHelloAck {
-				r.t.Fatalf("got %v %+v, want a hello-ack", b.kind(), b)
-			}
-			return
-		}
-	}
+	return m
 }
 
 func (r *raw) send(b body) {
@@ -81,13 +78,16 @@ func (r *raw) next(ctx context.Context) (head, body, error) {
 	return h, b, err
 }
 
-// get waits for the next message of a kind; timing messages are skipped, others are faults.
+// get waits for the next message of a kind; timing messages are skipped, others are faults. A hello-ack brings the ticket.
 func get[B body](r *raw) B {
 	r.t.Helper()
 	for {
-		_, b, err := r.next(limit(r.t))
+		h, b, err := r.next(limit(r.t))
 		if err != nil {
 			r.t.Fatal(err)
+		}
+		if b.kind() == kindHelloAck {
+			r.head.ticket = h.ticket
 		}
 		if m, ok := b.(B); ok {
 			return m
@@ -256,7 +256,9 @@ func TestInvalidDispatchIsRejected(t *testing.T) {
 		want   string
 	}{
 		{func(m *dispatch) { m.expected++ }, "49 writes expected there for 30 tokens, 48 here"},
-		{func(m *dispatch) { m.extents = nil }, "page 0 of 8 is not listed"},
+		{func(m *dispatch) { m.extents = nil }, "0 pages are listed, 30 tokens need 8"},
+		{func(m *dispatch) { m.extents = []extent{{0, 0, 9}} }, "9 pages are listed, 30 tokens need 8"},
+		{func(m *dispatch) { m.extents = []extent{{0, 0, 4}, {2, 4, 4}} }, "page 2 is listed twice"},
 		{func(m *dispatch) { m.extents = []extent{{0, 33, 8}} }, "a view 40"},
 	} {
 		seq++
@@ -278,7 +280,7 @@ func TestGarbageCostsOnlyItsSender(t *testing.T) {
 		"cut short":             func(r *raw) []byte { return encode(r.head, r.dispatch(1, 30))[:40] },
 		"a prefiller's message": func(r *raw) []byte { return encode(r.head, &accept{1}) },
 		"attempt of the future": func(r *raw) []byte { return encode(r.head, r.dispatch(r.head.next, 30)) },
-		"far attempt":           func(r *raw) []byte { return encode(head{1, 1, 1 << 40}, r.dispatch(1<<39, 30)) },
+		"far attempt":           func(r *raw) []byte { return encode(head{1, r.head.ticket, 1, 1 << 40}, r.dispatch(1<<39, 30)) },
 		"cancel of the future":  func(r *raw) []byte { return encode(r.head, &cancel{r.head.next, ""}) },
 		"parts that differ": func(r *raw) []byte {
 			m := r.dispatch(9, 30)

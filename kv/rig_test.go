@@ -336,6 +336,12 @@ func newDecodeSide(t *testing.T, network string, g Geometry, pages int, change .
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.closeAtEnd(t)
+	return s
+}
+
+// closeAtEnd closes the Decoder at the end of the test and looks whether its pages are back.
+func (s *decodeSide) closeAtEnd(t *testing.T) {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
@@ -346,7 +352,6 @@ func newDecodeSide(t *testing.T, network string, g Geometry, pages int, change .
 			t.Errorf("decode side: %d pages leaked", n)
 		}
 	})
-	return s
 }
 
 // fetch fetches a prompt, checks it and releases it.

@@ -12,7 +12,9 @@ import (
 // otherwise.
 type serveLink struct {
 	peer     *hawser.Peer // set once
-	epoch    uint64       // set once
+	epoch    uint64       // D's number of the link; set once
+	ticket   uint64       // ours; set once
+	stop     func()       // ends the import of views
 	views    []remoteView // set when up
 	up       bool
 	ended    bool
@@ -44,13 +46,14 @@ type work struct {
 type assembly struct {
 	first *dispatch
 	parts [][]extent
-	need  int
+	need  int // parts
+	pages int // in the extents so far
 }
 
 // Bounds of what one decoder may make us keep.
 const (
-	maxPartial  = 64           // Dispatches of which parts are missing
-	maxBuffered = 4 * MaxPages // extents in them
+	maxPartial  = 64       // Dispatches of which parts are missing
+	maxBuffered = MaxPages // extents in them
 )
 
 // hello answers a Hello. Needs mu.
@@ -65,30 +68,37 @@ func (p *Prefiller) hello(from *hawser.Peer, epoch uint64, m *hello) {
 		}
 		return
 	case p.closing:
-		p.tell(from, epoch, &helloReject{text: "prefiller is closing"})
+		p.tell(from, head{epoch: epoch}, &helloReject{text: "prefiller is closing"})
 		return
 	}
 	if x := p.cfg.Geometry.mismatch(m.geometry); x != nil {
 		p.log.Warn("hello refused", "peer", from, "err", x)
-		p.tell(from, epoch, &helloReject{field: x.Field, here: x.Here, there: x.There})
+		p.tell(from, head{epoch: epoch}, &helloReject{field: x.Field, here: x.Here, there: x.There})
 		return
 	}
 	if old != nil {
 		p.endLink(old, "a newer hello")
 	}
+	if p.importing[from] {
+		return // for a link that has ended, so not for long: the decoder says hello again
+	}
 	delete(p.complained, from)
-	l := &serveLink{peer: from, epoch: epoch, jobs: map[uint64]*Job{}, partial: map[uint64]*assembly{}}
-	p.links[from] = l
-	p.wg.Go(func() { p.importViews(l, m) })
+	ctx, stop := context.WithTimeout(p.ctx, linkLimit)
+	l := &serveLink{
+		peer: from, epoch: epoch, ticket: mint(), stop: stop,
+		jobs: map[uint64]*Job{}, partial: map[uint64]*assembly{},
+	}
+	p.links[from], p.importing[from] = l, true
+	p.wg.Go(func() { p.importViews(ctx, l, m) })
 }
 
 // importViews makes a link usable. It has a goroutine of its own: a slow decoder holds up nobody else.
-func (p *Prefiller) importViews(l *serveLink, m *hello) {
-	ctx, cancel := context.WithTimeout(p.ctx, linkLimit)
-	defer cancel()
+func (p *Prefiller) importViews(ctx context.Context, l *serveLink, m *hello) {
 	views, err := p.resolve(ctx, l, m)
+	l.stop()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	delete(p.importing, l.peer)
 	switch {
 	case l.ended:
 	case err != nil:
@@ -103,30 +113,27 @@ func (p *Prefiller) importViews(l *serveLink, m *hello) {
 }
 
 func (p *Prefiller) resolve(ctx context.Context, l *serveLink, m *hello) ([]remoteView, error) {
-	var remotes []*hawser.Remote
+	type region struct {
+		remote *hawser.Remote
+		bytes  uint64
+	}
+	regions := make([]region, len(m.descriptors))
 	for i, b := range m.descriptors {
-		var d hawser.Descriptor
-		if err := d.UnmarshalBinary(b); err != nil {
-			return nil, fmt.Errorf("region %d: %w", i, err)
-		}
-		if d.Owner() != l.peer.ID() {
-			return nil, fmt.Errorf("region %d: %w: it belongs to engine %s, not to the sender", i, hawser.ErrAccess, d.Owner())
-		}
-		r, err := p.eng.Import(ctx, d)
+		remote, bytes, err := p.net.Import(ctx, l.peer, b)
 		if err != nil {
 			return nil, fmt.Errorf("region %d: %w", i, err)
 		}
-		remotes = append(remotes, r)
+		regions[i] = region{remote, bytes}
 	}
 	views := make([]remoteView, len(m.views))
 	size := p.cfg.Geometry.Group.PageBytes()
 	for i, v := range m.views {
-		r := remotes[v.region]
-		if v.stride < size || !fits(v.base, v.stride, uint64(v.pages), size, r.Len()) {
+		r := regions[v.region]
+		if v.stride < size || !fits(v.base, v.stride, uint64(v.pages), size, r.bytes) {
 			return nil, fmt.Errorf("view %d: %w: %d pages from %d, %d bytes apart, do not end inside the region's %d bytes",
-				i, hawser.ErrInvalid, v.pages, v.base, v.stride, r.Len())
+				i, hawser.ErrInvalid, v.pages, v.base, v.stride, r.bytes)
 		}
-		views[i] = remoteView{r, v.base, v.stride, v.pages}
+		views[i] = remoteView{r.remote, v.base, v.stride, v.pages}
 	}
 	return views, nil
 }
@@ -137,6 +144,7 @@ func (p *Prefiller) endLink(l *serveLink, why string) {
 		return
 	}
 	l.ended = true
+	l.stop()
 	if p.links[l.peer] == l {
 		delete(p.links, l.peer)
 	}
@@ -150,10 +158,12 @@ func (p *Prefiller) endLink(l *serveLink, why string) {
 }
 
 // send sends a message, or loses it: the decoder repeats what it waits for. Needs mu.
-func (p *Prefiller) send(l *serveLink, b body) { p.tell(l.peer, l.epoch, b) }
+func (p *Prefiller) send(l *serveLink, b body) {
+	p.tell(l.peer, head{epoch: l.epoch, ticket: l.ticket}, b)
+}
 
-func (p *Prefiller) tell(to *hawser.Peer, epoch uint64, b body) {
-	if _, err := p.eng.Send(to, encode(head{epoch: epoch}, b)); err != nil {
+func (p *Prefiller) tell(to *hawser.Peer, h head, b body) {
+	if _, err := p.net.Send(to, encode(h, b)); err != nil {
 		p.log.Debug("message lost", "kind", b.kind(), "peer", to, "err", err)
 	}
 }
@@ -161,7 +171,7 @@ func (p *Prefiller) tell(to *hawser.Peer, epoch uint64, b body) {
 // receive takes the engine's messages.
 func (p *Prefiller) receive() {
 	for {
-		m, err := p.eng.Receive(p.ctx)
+		m, err := p.net.Receive(p.ctx)
 		if err != nil {
 			return // closing: the engine or the Prefiller
 		}
@@ -180,22 +190,23 @@ func (p *Prefiller) receive() {
 // complain ends the link of a peer that speaks garbage and tells it why, once. Needs mu.
 func (p *Prefiller) complain(from *hawser.Peer, err error) {
 	p.stats.Unexpected++
-	if p.complained[from] {
+	var h head
+	if l := p.links[from]; l != nil {
+		h.epoch = l.epoch
+		p.endLink(l, err.Error())
+	}
+	if p.complained[from] || !p.net.Up(from) { // one that is not up hears nothing, and there may be no event that forgets it
 		return
 	}
 	p.complained[from] = true
 	p.log.Warn("peer is refused", "peer", from, "err", err)
-	var epoch uint64
-	if l := p.links[from]; l != nil {
-		epoch = l.epoch
-		p.endLink(l, err.Error())
-	}
-	p.tell(from, epoch, &bye{err.Error()})
+	p.tell(from, h, &bye{err.Error()})
 }
 
-// peerEvent is called by the engine.
+// peerEvent is called by the engine. A PeerDown that comes when the peer is up is about a session before, because a callback of
+// somebody else took its time: the link is of the new session, or a newer Hello will end it.
 func (p *Prefiller) peerEvent(e hawser.PeerEvent) {
-	if e.Kind != hawser.PeerDown {
+	if e.Kind != hawser.PeerDown || p.net.Up(e.Peer) {
 		return
 	}
 	p.mu.Lock()
@@ -214,14 +225,12 @@ func (p *Prefiller) handle(from *hawser.Peer, h head, b body) error {
 	}
 	l := p.links[from]
 	switch {
-	case l == nil: // this side has ended a link that the decoder believes in
+	case l == nil, !l.up, h.ticket != l.ticket:
+		// Of a link that has ended. If the decoder still believes in it, the answer tells it.
 		p.stats.Unexpected++
 		if b.kind() != kindBye {
-			p.tell(from, h.epoch, &bye{"there is no such link"})
+			p.tell(from, head{epoch: h.epoch}, &bye{"there is no such link"})
 		}
-		return nil
-	case !l.up || h.epoch != l.epoch: // of an epoch that has ended
-		p.stats.Unexpected++
 		return nil
 	}
 	l.forget(h.lowWater)
@@ -256,8 +265,17 @@ func (l *serveLink) forget(lowWater uint64) {
 	if lowWater <= l.lowWater {
 		return
 	}
+	gone := func(seq uint64, j *Job) bool { return j != nil && seq < lowWater && !j.step.state.live() }
+	if lowWater-l.lowWater < uint64(len(l.jobs)) { // as always, but for a decoder with many links
+		for seq := l.lowWater; seq < lowWater; seq++ {
+			if gone(seq, l.jobs[seq]) {
+				delete(l.jobs, seq)
+			}
+		}
+	} else {
+		maps.DeleteFunc(l.jobs, gone)
+	}
 	l.lowWater = lowWater
-	maps.DeleteFunc(l.jobs, func(seq uint64, j *Job) bool { return seq < lowWater && !j.step.state.live() })
 	for seq := range l.partial {
 		if seq < lowWater {
 			l.discard(seq)
@@ -294,7 +312,11 @@ func (p *Prefiller) dispatch(l *serveLink, m *dispatch) error {
 	}
 	a := l.partial[m.seq]
 	if a == nil {
-		if len(l.partial) >= maxPartial || l.buffered >= maxBuffered {
+		if code, text := p.refusal(m); code != 0 {
+			p.refuse(l, m, code, text)
+			return nil
+		}
+		if len(l.partial) >= maxPartial {
 			p.refuse(l, m, CodeBusy, "too many dispatches in parts")
 			return nil
 		}
@@ -305,35 +327,51 @@ func (p *Prefiller) dispatch(l *serveLink, m *dispatch) error {
 	if m.id != f.id || m.imm != f.imm || m.tokens != f.tokens || m.expected != f.expected || m.parts != f.parts {
 		return fmt.Errorf("%w: the parts of dispatch of attempt %d differ", ErrProtocol, m.seq)
 	}
-	if a.parts[m.part] == nil {
-		a.parts[m.part] = m.extents
-		a.need--
-		l.buffered += len(m.extents)
-	}
-	if a.need > 0 {
+	if a.parts[m.part] != nil {
 		return nil
 	}
-	l.discard(m.seq)
-	p.accept(l, a)
+	a.parts[m.part] = m.extents
+	a.need--
+	l.buffered += len(m.extents)
+	for _, e := range m.extents {
+		a.pages += int(e.n)
+	}
+	switch pages := p.cfg.Geometry.Pages(m.tokens); {
+	case a.pages > pages || a.need == 0 && a.pages < pages:
+		p.refuse(l, m, CodeInvalid, fmt.Sprintf("%d pages are listed, %d tokens need %d", a.pages, m.tokens, pages))
+	case a.need == 0:
+		l.discard(m.seq)
+		p.accept(l, a)
+	case l.buffered > maxBuffered:
+		p.refuse(l, m, CodeBusy, "too many dispatches in parts")
+	}
 	return nil
+}
+
+// refusal says why a Dispatch is refused whatever pages it lists; the code is 0 when it is not. Needs mu.
+func (p *Prefiller) refusal(m *dispatch) (Code, string) {
+	g := p.cfg.Geometry
+	switch {
+	case p.closing:
+		return CodeClosed, "prefiller is closing"
+	case p.live >= p.cfg.Jobs:
+		return CodeBusy, fmt.Sprintf("%d jobs are queued", p.live)
+	case g.Pages(m.tokens) > p.pages:
+		return CodeInfeasible, fmt.Sprintf("prompt needs %d pages, the prefiller has %d", g.Pages(m.tokens), p.pages)
+	case m.expected != g.Writes(m.tokens):
+		return CodeInvalid, fmt.Sprintf("%d writes expected there for %d tokens, %d here", m.expected, m.tokens, g.Writes(m.tokens))
+	}
+	return 0, ""
 }
 
 // accept makes a job of a Dispatch that is complete, or refuses it. Needs mu.
 func (p *Prefiller) accept(l *serveLink, a *assembly) {
 	m := a.first
-	g := p.cfg.Geometry
-	switch {
-	case p.closing:
-		p.refuse(l, m, CodeClosed, "prefiller is closing")
-		return
-	case p.live >= p.cfg.Jobs:
-		p.refuse(l, m, CodeBusy, fmt.Sprintf("%d jobs are queued", p.live))
-		return
-	case m.tokens > MaxPages*g.Group.PageTokens || m.expected != g.Writes(m.tokens):
-		p.refuse(l, m, CodeInvalid, fmt.Sprintf("%d writes expected there for %d tokens, %d here", m.expected, m.tokens, g.Writes(m.tokens)))
+	if code, text := p.refusal(m); code != 0 { // since the first part
+		p.refuse(l, m, code, text)
 		return
 	}
-	dst, err := l.place(a.parts, g.Pages(m.tokens))
+	dst, err := l.place(a.parts, p.cfg.Geometry.Pages(m.tokens))
 	if err != nil {
 		p.refuse(l, m, CodeInvalid, err.Error())
 		return
@@ -414,6 +452,9 @@ func (p *Prefiller) step(j *Job, e serveEvent) {
 	}
 	if next.state == serveTomb {
 		j.src, j.dst, j.complete = nil, nil, nil // a tomb is kept for its answer only
+		if j.seq < j.link.lowWater {
+			delete(j.link.jobs, j.seq) // and not even for that
+		}
 	}
 	if fx&fxUnpin != 0 {
 		p.live--

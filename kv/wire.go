@@ -14,13 +14,17 @@ import (
 //	        3  kind, 1
 //	        4  zero, 4
 //	        8  epoch of the link, 8
-//	       16  lowWater, 8: oldest live attempt of D on this link; P to D: 0
-//	       24  next, 8: attempt number that D gives next; P to D: 0
-//	       32  the fields of the kind
+//	       16  ticket of the link, 8
+//	       24  lowWater, 8: oldest live attempt of D on this link; P to D: 0
+//	       32  next, 8: attempt number that D gives next; P to D: 0
+//	       40  the fields of the kind
+//
+// The epoch is D's number of the link, the ticket P's: it comes with the answer to Hello, and D repeats it. So each side knows
+// messages of a link that has ended by a number of its own, and keeps nothing for it.
 const (
 	wireMagic   = 0x6b76
 	wireVersion = 1
-	headBytes   = 32
+	headBytes   = 40
 )
 
 // maxMessage is what every engine can send (hawser.Engine.Send).
@@ -56,7 +60,7 @@ func (k kind) String() string {
 
 // head is the part that all messages have.
 type head struct {
-	epoch, lowWater, next uint64
+	epoch, ticket, lowWater, next uint64
 }
 
 // body is the part that a kind has. Both methods go over the same fields in the same order.
@@ -73,6 +77,7 @@ func encode(h head, b body) []byte {
 	w.u8(uint8(b.kind()))
 	w.u32(0)
 	w.u64(h.epoch)
+	w.u64(h.ticket)
 	w.u64(h.lowWater)
 	w.u64(h.next)
 	b.put(&w)
@@ -95,7 +100,7 @@ func decode(data []byte) (head, body, error) {
 	if zero := r.u32("zero"); zero != 0 {
 		r.fail("zero", fmt.Sprintf("is %#x, want 0", zero))
 	}
-	h := head{r.u64("epoch"), r.u64("lowWater"), r.u64("next")}
+	h := head{r.u64("epoch"), r.u64("ticket"), r.u64("lowWater"), r.u64("next")}
 	if h.lowWater > h.next {
 		r.fail("lowWater", fmt.Sprintf("is %d, want at most next, %d", h.lowWater, h.next))
 	}

@@ -30,7 +30,7 @@ func samples() []body {
 }
 
 func TestMessagesSurviveTheWire(t *testing.T) {
-	h := head{epoch: 3, lowWater: 5, next: 9}
+	h := head{epoch: 3, ticket: 8, lowWater: 5, next: 9}
 	seen := map[kind]bool{}
 	for _, m := range samples() {
 		seen[m.kind()] = true
@@ -57,7 +57,7 @@ func TestMessagesSurviveTheWire(t *testing.T) {
 }
 
 func TestDecodeNamesWhatIsWrong(t *testing.T) {
-	good := encode(head{1, 2, 3}, &accept{7})
+	good := encode(head{1, 4, 2, 3}, &accept{7})
 	change := func(at int, v byte) []byte {
 		b := append([]byte(nil), good...)
 		b[at] = v
@@ -73,14 +73,14 @@ func TestDecodeNamesWhatIsWrong(t *testing.T) {
 		b    []byte
 		want string
 	}{
-		{"empty", nil, "message of 0 bytes, want 32 .. 65536"},
+		{"empty", nil, "message of 0 bytes, want 40 .. 65536"},
 		{"too long", make([]byte, maxMessage+1), "message of 65537 bytes"},
 		{"another protocol", change(0, 'G'), "not a kv message"},
 		{"another version", change(2, 9), "message version 9, want 1: run the same release"},
 		{"kind 0", change(3, 0), "unknown kind 0"},
 		{"kind 200", change(3, 200), "unknown kind 200"},
 		{"reserved", change(5, 1), "accept message: zero is 0x100, want 0"},
-		{"low water", change(16, 4), "lowWater is 4, want at most next, 3"},
+		{"low water", change(24, 4), "lowWater is 4, want at most next, 3"},
 		{"geometry", encode(head{}, &hello{geometry: Geometry{"x", 0, small.Group}}), "layers is 0, want 1 .. 1024"},
 		{"page size", encode(head{}, &hello{geometry: huge}), "a page of one plane has"},
 		{"no views", encode(head{}, &hello{geometry: small}), "views is 0, want 6"},
@@ -145,7 +145,7 @@ func TestPlaceRefusesWhatDoesNotCover(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	for _, m := range samples() {
-		f.Add(encode(head{1, 2, 3}, m))
+		f.Add(encode(head{1, 4, 2, 3}, m))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		h, m, err := decode(b)

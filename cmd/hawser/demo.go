@@ -10,7 +10,7 @@ import (
 )
 
 type demoCmd struct {
-	Requests int `default:"32" help:"Requests per network (default: ${default})."`
+	Requests int `default:"32" help:"Requests per network, at least 2 (default: ${default})."`
 }
 
 type demoResult struct {
@@ -19,14 +19,17 @@ type demoResult struct {
 	Replays []*replayReport `json:"replays"`
 }
 
-// demoPool holds several of the prompts and is made in a moment.
-const demoPool = 256 << 20
+// demoPool holds every prompt that the generator makes, and is made in a moment.
+const demoPool = 512 << 20
 
 // demoSpeed replays the seconds between two conversations in a fraction of them.
 const demoSpeed = 6
 
 // Run replays over every built-in network and prints one verdict.
 func (c *demoCmd) Run(ctx context.Context, u *ui) error {
+	if c.Requests < 2 { // one is cancelled
+		return usage("--requests: %d, want 2 or more", c.Requests)
+	}
 	began := time.Now()
 	var d demoResult
 	var faults []error
@@ -44,7 +47,7 @@ func (c *demoCmd) Run(ctx context.Context, u *ui) error {
 		}
 		d.Replays = append(d.Replays, r)
 		printReport(u, "over "+network, r)
-		if err := r.verdict(false); err != nil {
+		if err := r.verdict(); err != nil {
 			faults = append(faults, fmt.Errorf("over %s: %w", network, err))
 		}
 		if r.Cancelled != 1 {

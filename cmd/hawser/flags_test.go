@@ -105,7 +105,8 @@ func TestVerdictNamesWhatIsWrong(t *testing.T) {
 		want  string // "" for no fault
 	}{
 		{"failures after a fault", true, func(*simllm.Report) {}, ""},
-		{"failures without one", false, func(*simllm.Report) {}, "2 requests failed (2: peer down)"},
+		{"failures without one", false, func(*simllm.Report) {}, "2 of 10 requests failed (2: peer down)"},
+		{"nothing to do", false, func(r *simllm.Report) { *r = simllm.Report{} }, "no request arrived"},
 		{"corrupt", true, func(r *simllm.Report) { r.CorruptBytes = 3 }, "3 corrupt bytes"},
 		{"leak", true, func(r *simllm.Report) { r.LeakedPages = 4 }, "4 leaked pages"},
 		{"quarantine", true, func(r *simllm.Report) { r.QuarantinedPages = 5 }, "5 pages still quarantined"},
@@ -115,7 +116,10 @@ func TestVerdictNamesWhatIsWrong(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			r := replayReport{decoded: decoded{Report: good}}
 			tc.spoil(&r.Report)
-			err := r.verdict(tc.fault)
+			if tc.fault {
+				r.Fault = &injected{Kind: killFault}
+			}
+			err := r.verdict()
 			if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}

@@ -22,20 +22,23 @@ const (
 type prefillCmd struct {
 	kvFlags
 	prefillFlags
+	hostFlags
 	childFlag
-	Rails  int    `default:"1" help:"Rails to open (default: ${default})."`
-	Listen string `default:"127.0.0.1:0" placeholder:"HOST:PORT" help:"Address for peers that cannot use this host's unix sockets (default: ${default})."`
+}
+
+// Help is shown below the first line of the help.
+func (prefillCmd) Help() string {
+	return "With --json it writes a line with the address when it is ready, and a line with a report at the end.\n" + otherHosts
 }
 
 // Run serves until it is interrupted.
 func (c *prefillCmd) Run(ctx context.Context, u *ui) error {
 	parent, ctx := c.attach(ctx)
-	err := c.serve(ctx, u, parent)
-	return tell(parent, err)
+	return tell(parent, c.serve(ctx, u, parent))
 }
 
 func (c *prefillCmd) serve(ctx context.Context, u *ui, parent *proc.Parent) (err error) {
-	g, err := c.geometry()
+	g, err := c.shape()
 	if err != nil {
 		return err
 	}
@@ -43,28 +46,29 @@ func (c *prefillCmd) serve(ctx context.Context, u *ui, parent *proc.Parent) (err
 	if err != nil {
 		return err
 	}
-	eng, closeEngine, err := c.open(ctx, "prefiller", c.Listen, c.Rails)
+	n, err := open(ctx, "prefiller", &c.kvFlags, &c.hostFlags)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeEngine()) }()
-	cfg := simllm.PrefillConfig{Geometry: g, Pool: uint64(c.Pool), Layer: layer}
-	if err := c.announce(u, parent, eng.Addr()); err != nil {
+	defer func() { err = errors.Join(err, n.close(ctx)) }()
+	if err := announce(u, parent, n.eng.Addr()); err != nil {
 		return err
 	}
+	cfg := simllm.PrefillConfig{Geometry: g, Pool: uint64(c.Pool), Layer: layer, Log: n.log}
 	if parent == nil {
 		cfg.Progress = func(p simllm.PrefillProgress) {
 			u.status.show("prefill %s: %d done, %d stopped, %d queued, %d of %d pages free", g.Fingerprint, p.Done, p.Stopped, p.Queued, p.PagesFree, p.Pages)
 		}
 	}
-	r, err := simllm.Prefill(ctx, eng, cfg)
+	r, err := simllm.Prefill(ctx, n.eng, cfg)
 	if err != nil {
 		return err
 	}
 	if parent != nil {
 		return parent.Send(msgReport, r)
 	}
-	u.status.clear()
+	u.printf("prefill %s: %d of %d prompts done, %d stopped, %.2f GB sent, %d pages leaked\n",
+		g.Fingerprint, r.Done, r.Jobs, r.Stopped, float64(r.Bytes)/1e9, r.LeakedPages)
 	if err := u.line(r); err != nil {
 		return err
 	}
@@ -75,53 +79,54 @@ func (c *prefillCmd) serve(ctx context.Context, u *ui, parent *proc.Parent) (err
 }
 
 // announce tells whoever started the prefiller where it is.
-func (c *prefillCmd) announce(u *ui, parent *proc.Parent, addr string) error {
-	switch {
-	case parent != nil:
+func announce(u *ui, parent *proc.Parent, addr string) error {
+	if parent != nil {
 		return parent.Send(msgListening, addr)
-	case u.json != nil:
-		return u.line(map[string]string{"address": addr})
 	}
-	_, err := fmt.Fprintln(u.out, addr)
-	return err
+	u.printf("%s\n", addr)
+	return u.line(map[string]string{"address": addr})
 }
 
 type decodeCmd struct {
 	kvFlags
 	decodeFlags
+	hostFlags
 	childFlag
-	Rails  int    `default:"1" help:"Rails to open (default: ${default})."`
-	From   string `required:"" placeholder:"ADDR" help:"Address that the prefiller printed, or its host:port."`
-	Listen string `default:"127.0.0.1:0" placeholder:"HOST:PORT" help:"Own address (default: ${default})."`
+	From string `required:"" placeholder:"ADDR" help:"Address that the prefiller printed, or the host:port at which it listens."`
 }
+
+// Help is shown below the first line of the help.
+func (decodeCmd) Help() string { return otherHosts }
 
 // Run replays and reports.
 func (c *decodeCmd) Run(ctx context.Context, u *ui) error {
 	parent, ctx := c.attach(ctx)
-	err := c.replay(ctx, u, parent)
-	return tell(parent, err)
+	return tell(parent, c.replay(ctx, u, parent))
 }
 
 func (c *decodeCmd) replay(ctx context.Context, u *ui, parent *proc.Parent) (err error) {
 	if err := c.check(); err != nil {
 		return err
 	}
-	g, err := c.geometry()
+	if c.From == "" {
+		return usage("--from is empty: want the address that the prefiller printed")
+	}
+	g, err := c.shape()
 	if err != nil {
 		return err
 	}
-	requests, err := c.requests()
+	requests, err := c.requests(g, c.Pool)
 	if err != nil {
 		return err
 	}
-	eng, closeEngine, err := c.open(ctx, "decoder", c.Listen, c.Rails)
+	n, err := open(ctx, "decoder", &c.kvFlags, &c.hostFlags)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeEngine()) }()
+	defer func() { err = errors.Join(err, n.close(ctx)) }()
 	cfg := simllm.DecodeConfig{
 		Geometry: g, Pool: uint64(c.Pool), From: c.From, Requests: requests, Speed: c.Speed, TokenTime: c.TokenTime,
-		Duration: c.Duration, Cancel: float64(c.Cancel), CancelN: c.CancelN, Seed: c.Seed, Verify: c.Verify,
+		Duration: c.Duration, Cancel: float64(c.Cancel), CancelN: c.CancelN, Seed: c.Seed, Verify: c.Verify, Log: n.log,
 	}
 	cfg.Progress = func(p simllm.DecodeProgress) {
 		if parent != nil {
@@ -131,13 +136,13 @@ func (c *decodeCmd) replay(ctx context.Context, u *ui, parent *proc.Parent) (err
 		showProgress(u, "kv decode", p)
 	}
 	var path atomic.Pointer[string]
-	defer eng.OnPeer(func(e hawser.PeerEvent) {
+	defer n.eng.OnPeer(func(e hawser.PeerEvent) {
 		if e.Kind == hawser.PeerUp {
 			p := e.Peer.Path()
 			path.Store(&p)
 		}
 	})()
-	r, err := simllm.Decode(ctx, eng, cfg)
+	r, err := simllm.Decode(ctx, n.eng, cfg)
 	if err != nil {
 		return err
 	}
@@ -148,9 +153,9 @@ func (c *decodeCmd) replay(ctx context.Context, u *ui, parent *proc.Parent) (err
 	if parent != nil {
 		return parent.Send(msgReport, d)
 	}
-	full := newReport(d, &c.kvFlags, railPair{0, c.Rails})
+	full := newReport(d, &c.kvFlags, fmt.Sprint(c.Rails*max(1, len(c.Device))))
 	printReport(u, "kv decode", full)
-	return errors.Join(u.result(full), full.verdict(false))
+	return errors.Join(u.result(full), full.verdict())
 }
 
 // decoded is what a decoder reports.
@@ -175,4 +180,17 @@ func showProgress(u *ui, what string, p simllm.DecodeProgress) {
 	}
 	u.status.show("%s: %s, %d of %d requests: %d done, %d failed, %d cancelled, %d running, %.2f GB/s",
 		what, p.Elapsed.Round(time.Second), p.Arrived, p.Total, p.Done, p.Failed, p.Cancelled, p.Running, rate)
+}
+
+// childFlag makes a command the child of another one: it talks to it instead of to a person.
+type childFlag struct {
+	Child bool `hidden:""`
+}
+
+// attach returns nil for a command that a person has started.
+func (f childFlag) attach(ctx context.Context) (*proc.Parent, context.Context) {
+	if !f.Child {
+		return nil, ctx
+	}
+	return proc.Attach(ctx)
 }

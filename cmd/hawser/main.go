@@ -59,7 +59,6 @@ func run(args []string, stdout, stderr *os.File) (code int) {
 	parser, err := kong.New(&c,
 		kong.Name("hawser"),
 		kong.Description("Moves bytes between the machines of LLM systems, point to point."),
-		kong.UsageOnError(),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: false}),
 		kong.Writers(stdout, stderr),
 		kong.Vars{"requests": fmt.Sprint(generatedRequests)},
@@ -70,7 +69,7 @@ func run(args []string, stdout, stderr *os.File) (code int) {
 	}
 	command, err := parser.Parse(args)
 	if err != nil {
-		return report(stderr, &usageError{fmt.Errorf("%w: see hawser --help", err)})
+		return report(stderr, usage("%w: see hawser --help", err))
 	}
 	u, err := newUI(c.JSON, stdout, stderr)
 	if err != nil {
@@ -82,10 +81,18 @@ func run(args []string, stdout, stderr *os.File) (code int) {
 	defer context.AfterFunc(ctx, stop)()
 	command.BindTo(ctx, (*context.Context)(nil))
 	err = command.Run(u)
-	if ctx.Err() != nil && err != nil {
-		err = errors.New("interrupted")
+	return report(stderr, errors.Join(interrupted(ctx, err), u.close()))
+}
+
+// interrupted is err, or that the user has ended the command when this is all that err says.
+func interrupted(ctx context.Context, err error) error {
+	switch {
+	case err == nil || ctx.Err() == nil:
+		return err
+	case errors.Is(err, context.Cause(ctx)):
+		return errors.New("interrupted")
 	}
-	return report(stderr, errors.Join(err, u.close()))
+	return fmt.Errorf("interrupted: %w", err)
 }
 
 // usageError is a mistake on the command line that only the command itself could find.
@@ -93,6 +100,8 @@ type usageError struct{ err error }
 
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
+
+func usage(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
 
 // report prints an error as one line and returns the exit code.
 func report(w io.Writer, err error) int {
@@ -109,8 +118,11 @@ func report(w io.Writer, err error) int {
 
 // explain adds what to do where the error itself cannot know.
 func explain(err error) string {
-	if errors.Is(err, syscall.EMFILE) {
+	switch {
+	case errors.Is(err, syscall.EMFILE):
 		return err.Error() + ": raise the limit with ulimit -n"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return err.Error() + ": nothing listens there: is the prefiller running?"
 	}
 	return err.Error()
 }

@@ -18,8 +18,8 @@ type replayCmd struct {
 	prefillFlags
 	decodeFlags
 	Rails         railPair      `default:"1,1" placeholder:"A,B" help:"Rails of the prefill side and of the decode side (default: ${default})."`
-	KillPrefiller time.Duration `placeholder:"DUR" help:"Kill the prefiller (SIGKILL) after this time."`
-	StopPrefiller time.Duration `placeholder:"DUR" help:"Stop the prefiller (SIGSTOP) after this time, and let it go on 5 s later."`
+	KillPrefiller time.Duration `xor:"fault" placeholder:"DUR" help:"Kill the prefiller (SIGKILL) after this time."`
+	StopPrefiller time.Duration `xor:"fault" placeholder:"DUR" help:"Stop the prefiller (SIGSTOP) after this time, and let it go on 5 s later."`
 }
 
 const (
@@ -36,18 +36,12 @@ func (c *replayCmd) Run(ctx context.Context, u *ui) error {
 		return err
 	}
 	printReport(u, "kv replay", r)
-	return errors.Join(u.result(r), r.verdict(len(r.Faults) > 0))
+	return errors.Join(u.result(r), r.verdict())
 }
 
 // replay runs both processes to the end of the trace.
 func (c *replayCmd) replay(ctx context.Context, u *ui) (*replayReport, error) {
-	if err := c.check(); err != nil {
-		return nil, err
-	}
-	if _, err := c.geometry(); err != nil {
-		return nil, err
-	}
-	if _, err := c.layer(); err != nil {
+	if err := c.checkAll(ctx); err != nil {
 		return nil, err
 	}
 	s := &session{cmd: c, ui: u, events: make(chan childEvent)}
@@ -59,6 +53,40 @@ func (c *replayCmd) replay(ctx context.Context, u *ui) (*replayReport, error) {
 	return s.result()
 }
 
+// checkAll finds what is wrong with the flags and the trace before a process is started for them.
+func (c *replayCmd) checkAll(ctx context.Context) error {
+	switch {
+	case c.KillPrefiller < 0:
+		return usage("--kill-prefiller: %v, want 0 or more", c.KillPrefiller)
+	case c.StopPrefiller < 0:
+		return usage("--stop-prefiller: %v, want 0 or more", c.StopPrefiller)
+	}
+	if err := c.check(); err != nil {
+		return err
+	}
+	if _, err := c.layer(); err != nil {
+		return err
+	}
+	if _, err := pick(ctx, c.Provider); err != nil {
+		return err
+	}
+	g, err := c.shape()
+	if err != nil {
+		return err
+	}
+	if _, err := c.requests(g, c.Pool); err != nil {
+		return err
+	}
+	if c.Log == "" {
+		return nil
+	}
+	f, err := openLog(c.Log)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
 // session is one replay. Owned by the goroutine that calls run, which joins one goroutine per child that passes its messages on.
 type session struct {
 	cmd             *replayCmd
@@ -67,11 +95,11 @@ type session struct {
 	events          chan childEvent
 	report          *decoded
 	prefillReport   *simllm.PrefillReport
-	faults          []injected
-	faultAt         time.Time // of the first fault
+	fault           *injected // nil before
+	faultAt         time.Time
 	running         int       // children whose end has not been taken
+	decoded         bool      // the decoder has ended
 	stopped         bool      // the prefiller is stopped by us
-	killed          bool
 	began           time.Time // of the first arrival
 }
 
@@ -152,7 +180,11 @@ func (s *session) run(ctx context.Context) error {
 		s.running++
 		forwarders.Go(func() { s.forward(ctx, child) })
 	}
-	return s.watch(ctx)
+	err = s.watch(ctx)
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx) // signals come to the children too, which then end in any order
+	}
+	return err
 }
 
 // watch follows the two until the decoder has reported and both have ended.
@@ -168,20 +200,19 @@ func (s *session) watch(ctx context.Context) error {
 			if first && !s.began.IsZero() {
 				kill, stop = s.due(s.cmd.KillPrefiller), s.due(s.cmd.StopPrefiller)
 			}
-			if e.err != nil && e.from == s.decode { // the prefiller's turn to end
+			if s.decoded && late == nil { // the prefiller's turn to end
 				kill, stop, resume, late = nil, nil, nil, time.After(stopGrace)
 				s.resume()
 				s.prefill.End()
 			}
 		case <-kill:
-			s.killed = true
-			if err := s.inject("kill-prefiller", syscall.SIGKILL); err != nil {
+			if err := s.inject(killFault, syscall.SIGKILL); err != nil {
 				return err
 			}
 		case <-stop:
 			s.stopped = true
 			resume = time.After(stopTime)
-			if err := s.inject("stop-prefiller", syscall.SIGSTOP); err != nil {
+			if err := s.inject(stopFault, syscall.SIGSTOP); err != nil {
 				return err
 			}
 		case <-resume:
@@ -205,14 +236,11 @@ func (s *session) due(d time.Duration) <-chan time.Time {
 }
 
 func (s *session) inject(kind string, sig syscall.Signal) error {
-	at := time.Now()
+	s.faultAt = time.Now()
+	s.fault = &injected{Kind: kind, At: s.faultAt.Sub(s.began).Seconds()}
 	if err := s.prefill.Signal(sig); err != nil {
 		return fmt.Errorf("%s: %w", kind, err)
 	}
-	if len(s.faults) == 0 {
-		s.faultAt = at
-	}
-	s.faults = append(s.faults, injected{Kind: kind, At: at.Sub(s.began).Seconds()})
 	return nil
 }
 
@@ -227,11 +255,14 @@ func (s *session) resume() {
 func (s *session) take(e childEvent) error {
 	if e.err != nil {
 		s.running--
+		s.decoded = s.decoded || e.from == s.decode
 		switch {
-		case e.from == s.prefill && s.killed:
+		case e.from == s.prefill && s.fault != nil && s.fault.Kind == killFault:
 			return nil
 		case !errors.Is(e.err, io.EOF):
 			return e.err
+		case e.from == s.prefill && !s.decoded:
+			return errPrefillEnded
 		case e.from == s.decode && s.report == nil, e.from == s.prefill && s.prefillReport == nil:
 			return errEndedEarly
 		}
@@ -257,7 +288,10 @@ func (s *session) take(e childEvent) error {
 	return nil
 }
 
-var errEndedEarly = errors.New("a child process ended without a report")
+var (
+	errEndedEarly   = errors.New("replay: a child process ended without a report")
+	errPrefillEnded = errors.New("replay: the prefiller ended before the decoder: something else has stopped it")
+)
 
 // stop ends what still runs: the decoder first, so that it sees no dead peer.
 func (s *session) stop() {
@@ -272,8 +306,8 @@ func (s *session) stop() {
 
 // result puts the report together. Both processes have ended.
 func (s *session) result() (*replayReport, error) {
-	r := newReport(*s.report, &s.cmd.kvFlags, s.cmd.Rails)
-	r.Faults, r.Prefill = s.faults, s.prefillReport
+	r := newReport(*s.report, &s.cmd.kvFlags, fmt.Sprintf("%d,%d", s.cmd.Rails.prefill, s.cmd.Rails.decode))
+	r.Fault, r.Prefill = s.fault, s.prefillReport
 	if r.Prefill != nil {
 		r.LeakedPages += r.Prefill.LeakedPages
 	}
@@ -285,12 +319,11 @@ func (s *session) result() (*replayReport, error) {
 	if r.Bytes > 0 {
 		r.CPUPerGiB = cpu.Seconds() / (float64(r.Bytes) / (1 << 30))
 	}
-	if c := s.cmd; len(s.faults) == 0 && c.KillPrefiller+c.StopPrefiller > 0 {
+	switch wanted := s.cmd.KillPrefiller+s.cmd.StopPrefiller > 0; {
+	case wanted && s.fault == nil:
 		return nil, fmt.Errorf("replay: the trace ended after %.1f s, before the fault: let it come earlier, or replay more requests", r.Wall)
-	}
-	if len(s.faults) > 0 && !r.SetKill(s.faultAt) {
-		return nil, fmt.Errorf("replay: the decoder never noticed the %s after %.1f s: the trace had ended; let it come earlier",
-			s.faults[0].Kind, s.faults[0].At)
+	case s.fault != nil && !r.SetKill(s.faultAt):
+		return nil, fmt.Errorf("replay: the decoder never noticed the %s after %.1f s: the trace had ended; let it come earlier", s.fault.Kind, s.fault.At)
 	}
 	return r, nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -19,6 +20,7 @@ type ui struct {
 	status *status
 	json   io.Writer // nil without --json
 	file   *os.File  // to close, nil for standard output
+	lost   error     // the first failure to write to out
 }
 
 // newUI opens the JSON file before the work begins, so that a wrong path costs nothing.
@@ -31,24 +33,27 @@ func newUI(target string, stdout, stderr *os.File) (*ui, error) {
 	default:
 		f, err := os.Create(target)
 		if err != nil {
-			return nil, &usageError{fmt.Errorf("--json: %w", err)}
+			return nil, usage("--json: %w", err)
 		}
 		u.json, u.file = f, f
 	}
 	return u, nil
 }
 
+// close says whether all output arrived.
 func (u *ui) close() error {
 	u.status.clear()
 	if u.file == nil {
-		return nil
+		return u.lost
 	}
-	return u.file.Close()
+	return errors.Join(u.lost, u.file.Close())
 }
 
 func (u *ui) printf(format string, args ...any) {
 	u.status.clear()
-	fmt.Fprintf(u.out, format, args...)
+	if _, err := fmt.Fprintf(u.out, format, args...); err != nil && u.lost == nil {
+		u.lost = fmt.Errorf("output: %w", err)
+	}
 }
 
 // result writes the JSON form of a result, if it is wanted.
@@ -119,12 +124,14 @@ func numeric(rows [][]string, column int) bool {
 // statusGap is how often progress is told where it cannot be overwritten.
 const statusGap = 5 * time.Second
 
-// status is the progress of long work: one line that is overwritten on a terminal, a line every statusGap elsewhere.
+// status is the progress of long work: one line that is overwritten on a terminal, a line every statusGap elsewhere, if there is
+// progress.
 type status struct {
 	w     io.Writer
 	tty   bool
 	shown bool      // a line stands on the terminal
-	next  time.Time // of the next line elsewhere
+	last  string    // line elsewhere
+	next  time.Time // of the next one
 }
 
 func newStatus(f *os.File) *status {
@@ -139,9 +146,9 @@ func (s *status) show(format string, args ...any) {
 		s.shown = true
 		return
 	}
-	if now := time.Now(); now.After(s.next) {
+	if now := time.Now(); now.After(s.next) && line != s.last {
 		fmt.Fprintln(s.w, line)
-		s.next = now.Add(statusGap)
+		s.last, s.next = line, now.Add(statusGap)
 	}
 }
 

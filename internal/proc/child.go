@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,8 +15,8 @@ import (
 	"time"
 )
 
-// stderrTail is how much of a child's standard error is kept for the text of its error, bytes.
-const stderrTail = 4 << 10
+// stderrKept is how much of a child's standard error is kept, bytes: the whole report of a crash, unless it has very many goroutines.
+const stderrKept = 256 << 10
 
 // Spec says what to start.
 type Spec struct {
@@ -31,7 +32,7 @@ type Child struct {
 	name   string
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
-	stderr tail
+	stderr output
 	lines  chan Message
 	done   chan struct{} // closed when the process has been waited for
 	err    error         // of Wait; valid once done is closed
@@ -100,6 +101,9 @@ func (c *Child) own(stdout io.Reader, started chan<- error) {
 	close(c.lines)
 	_, _ = io.Copy(io.Discard, stdout)
 	c.err = c.cmd.Wait()
+	if c.stderr.crash() != "" { // the error has one line of it, and somebody will want the rest
+		_, _ = os.Stderr.Write(c.stderr.text())
+	}
 }
 
 // Pid is the process id, valid until Done is closed.
@@ -142,7 +146,7 @@ func (c *Child) Err() error {
 	case c.failed != "":
 		return &ExitError{Name: c.name, Text: c.failed, Err: c.err}
 	case c.err != nil:
-		return &ExitError{Name: c.name, Text: c.stderr.last(), Err: c.err}
+		return &ExitError{Name: c.name, Text: c.stderr.reason(), Err: c.err}
 	}
 	return nil
 }
@@ -191,24 +195,42 @@ func (c *Child) Stop(grace time.Duration) error {
 	return c.Err()
 }
 
-// tail keeps the end of what is written to it.
-type tail struct {
+// output keeps the beginning of what is written to it.
+type output struct {
 	mu  sync.Mutex
 	buf []byte // guarded by mu
 }
 
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf = append(t.buf, p...)
-	if n := len(t.buf) - stderrTail; n > 0 {
-		t.buf = append(t.buf[:0], t.buf[n:]...)
-	}
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.buf = append(o.buf, p[:min(len(p), stderrKept-len(o.buf))]...)
 	return len(p), nil
 }
 
-func (t *tail) last() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.TrimPrefix(strings.TrimSpace(string(t.buf)), "hawser: ")
+func (o *output) text() []byte {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return bytes.Clone(o.buf)
+}
+
+// reason is why the child failed, as far as its output says: its last line, or how it crashed.
+func (o *output) reason() string {
+	if crash := o.crash(); crash != "" {
+		return crash
+	}
+	text := strings.TrimSpace(string(o.text()))
+	return strings.TrimPrefix(text[strings.LastIndex(text, "\n")+1:], "hawser: ")
+}
+
+// crash is the first line of the report of the Go runtime, empty when there is none.
+func (o *output) crash() string {
+	for line := range strings.Lines(string(o.text())) {
+		for _, start := range []string{"panic: ", "fatal error: ", "SIG"} {
+			if strings.HasPrefix(line, start) {
+				return strings.TrimSpace(line)
+			}
+		}
+	}
+	return ""
 }

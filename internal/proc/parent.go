@@ -41,10 +41,11 @@ type Parent struct {
 	mu    sync.Mutex
 	out   io.Writer // guarded by mu
 	lines chan Message
+	ended error // why lines was closed; written before
 }
 
-// Attach is called once by a process that Start started, before it does anything else. The context ends when the parent is gone;
-// it is for the whole life of the process.
+// Attach is called once by a process that Start started, before it does anything else. The context ends when the parent is gone, or
+// sends what is no message; it is for the whole life of the process.
 func Attach(ctx context.Context) (*Parent, context.Context) {
 	signal.Ignore(syscall.SIGINT) // the terminal sends it to the whole group; the parent decides
 	p := &Parent{out: os.Stdout, lines: make(chan Message)}
@@ -56,15 +57,20 @@ func Attach(ctx context.Context) (*Parent, context.Context) {
 
 func (p *Parent) read(ctx context.Context, cancel context.CancelCauseFunc, in io.Reader) {
 	defer close(p.lines)
-	defer cancel(ErrParentGone)
 	for r := newReader(in); ; {
 		m, err := r.next()
 		if err != nil {
+			if errors.Is(err, io.EOF) {
+				err = ErrParentGone
+			}
+			p.ended = err
+			cancel(err)
 			return
 		}
 		select {
 		case p.lines <- m:
 		case <-ctx.Done():
+			p.ended = context.Cause(ctx)
 			return
 		}
 	}
@@ -80,12 +86,12 @@ func (p *Parent) Send(kind string, v any) error {
 // Fail tells the parent why this process is about to exit with a failure.
 func (p *Parent) Fail(err error) { _ = p.Send(kindError, err.Error()) }
 
-// Next returns the parent's next message; the error is ErrParentGone or the context's.
+// Next returns the parent's next message; the error is ErrParentGone, what is wrong with what the parent sent, or the context's.
 func (p *Parent) Next(ctx context.Context) (Message, error) {
 	select {
 	case m, ok := <-p.lines:
 		if !ok {
-			return m, ErrParentGone
+			return m, p.ended
 		}
 		return m, nil
 	case <-ctx.Done():

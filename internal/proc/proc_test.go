@@ -35,12 +35,20 @@ func child(role string) {
 			}
 			_ = p.Send(m.Kind, m.Data)
 		}
+	case "wait":
+		if _, err := p.Next(ctx); err != nil {
+			p.Fail(err)
+			os.Exit(1)
+		}
 	case "fail":
 		p.Fail(errors.New("port 7400 is in use"))
 		os.Exit(1)
 	case "crash":
 		fmt.Fprintln(os.Stderr, "hawser: boom")
 		os.Exit(3)
+	case "panic":
+		go func() { panic("out of luck") }()
+		select {}
 	case "garbage":
 		fmt.Println("not json")
 		<-ctx.Done()
@@ -105,6 +113,7 @@ func TestErrorOfAChildNamesItAndTheCause(t *testing.T) {
 	for role, want := range map[string]string{
 		"fail":    "fail: port 7400 is in use",
 		"crash":   "crash: boom",
+		"panic":   "panic: panic: out of luck",
 		"garbage": "garbage: output: line \"not json\" is no message",
 	} {
 		t.Run(role, func(t *testing.T) {
@@ -114,6 +123,30 @@ func TestErrorOfAChildNamesItAndTheCause(t *testing.T) {
 				t.Errorf("got %v, want it to start with %q", err, want)
 			}
 		})
+	}
+}
+
+// TestChildSaysWhatIsWrongWithItsParent writes to a child what no parent writes.
+func TestChildSaysWhatIsWrongWithItsParent(t *testing.T) {
+	c := start(t, "wait")
+	if _, err := io.WriteString(c.stdin, "not json\n"); err != nil {
+		t.Fatal(err)
+	}
+	_, err := c.Next(within(t))
+	if want := "wait: line \"not json\" is no message"; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("got %v, want it to start with %q", err, want)
+	}
+}
+
+func TestOutputOfAChildIsBounded(t *testing.T) {
+	var o output
+	for range 3 {
+		if n, err := o.Write(make([]byte, stderrKept/2+1)); n != stderrKept/2+1 || err != nil {
+			t.Fatalf("write: got %d, %v", n, err)
+		}
+	}
+	if got := len(o.text()); got != stderrKept {
+		t.Errorf("%d bytes are kept, want %d", got, stderrKept)
 	}
 }
 

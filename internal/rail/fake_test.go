@@ -81,16 +81,18 @@ func (d *fakeDomain) finish(i int, st provider.Status) {
 type fakeSink struct {
 	imms     []uint32
 	messages []*Message
-	links    []provider.Kind
+	ups      []bool // of links
+	fences   []bool
 	dead     int
 }
 
 func (s *fakeSink) Imm(_ *Peer, imm uint32)     { s.imms = append(s.imms, imm) }
 func (s *fakeSink) Message(_ *Peer, m *Message) { s.messages = append(s.messages, m) }
 func (s *fakeSink) Dead(int, error)             { s.dead++ }
-func (s *fakeSink) Link(_ *Peer, _ int, kind provider.Kind, _ provider.Status) {
-	s.links = append(s.links, kind)
+func (s *fakeSink) Link(_ *Peer, up bool, _ provider.Status) {
+	s.ups = append(s.ups, up)
 }
+func (s *fakeSink) Fenced(_ *Peer, proved bool) { s.fences = append(s.fences, proved) }
 
 // ended is a Completer.
 type ended struct {

@@ -17,17 +17,21 @@ type Sink interface {
 	Imm(p *Peer, imm uint32)
 	// Message: a message of p lies in m until the sink, or anybody it hands m to, calls Group.Release.
 	Message(p *Peer, m *Message)
-	// Link: the state of link i of p changed: KindPeerUp, KindPeerDown or KindFenced, with its status.
-	Link(p *Peer, i int, kind provider.Kind, status provider.Status)
+	// Link: a link of p is up, or down, with the status that says why.
+	Link(p *Peer, up bool, status provider.Status)
+	// Fenced: the outcome of Fence. proved: nothing that p started can land any more; else Fence may be called again.
+	Fenced(p *Peer, proved bool)
 	// Dead: a rail cannot be used any more.
 	Dead(rail int, err error)
 }
 
+// SubmitDepth is how many operations may wait for the worker.
+const SubmitDepth = 4096
+
 const (
-	submitDepth = 4096 // operations that may wait for the worker
-	pollBatch   = 128  // completions taken from a rail at once
-	pollRounds  = 4    // batches taken from a rail in one Step
-	turn        = 64   // WRs that one peer may post before the next peer has its turn
+	pollBatch  = 128 // completions taken from a rail at once
+	pollRounds = 4   // batches taken from a rail in one Step
+	turn       = 64  // WRs that one peer may post before the next peer has its turn
 
 	recvSlots   = 32                  // messages per rail that may wait for their reader
 	sendSlots   = 32                  // send buffers made at once
@@ -103,7 +107,7 @@ type Message struct {
 func New(domains []provider.Domain, sink Sink, wake func()) (*Group, error) {
 	g := &Group{
 		sink: sink, wake: wake, sendFree: -1,
-		subs:     ring.NewQueue[*Op](submitDepth),
+		subs:     ring.NewQueue[*Op](SubmitDepth),
 		released: ring.NewQueue[*Message](recvSlots * max(len(domains), 1)),
 	}
 	for i, d := range domains {
@@ -114,6 +118,9 @@ func New(domains []provider.Domain, sink Sink, wake func()) (*Group, error) {
 		if err := r.openReceives(); err != nil {
 			return nil, errors.Join(err, g.Close())
 		}
+	}
+	if err := g.moreSends(); err != nil { // now, because a message that has to wait for its buffer needs one to come back
+		return nil, errors.Join(err, g.Close())
 	}
 	return g, nil
 }
@@ -169,7 +176,7 @@ func (g *Group) Step() int {
 		}
 		n += m.rail.postReceive(m.slot)
 	}
-	for range submitDepth {
+	for range SubmitDepth {
 		op, ok := g.subs.Pop()
 		if !ok {
 			break
@@ -181,6 +188,8 @@ func (g *Group) Step() int {
 	for _, r := range g.rails {
 		if !r.dead {
 			n += g.post(r)
+		}
+		if !r.dead {
 			n += g.poll(r)
 		}
 	}
@@ -238,16 +247,21 @@ func (g *Group) Close() error {
 			errs = append(errs, r.recv.span.Free())
 		}
 	}
+	g.Flush()
+	for i := 0; i < len(g.sends); i += sendSlots {
+		errs = append(errs, g.sends[i].span.Free())
+	}
+	return errors.Join(errs...)
+}
+
+// Flush ends operations that were submitted to a group that is closed. The worker calls it, after Close.
+func (g *Group) Flush() {
 	for op, ok := g.subs.Pop(); ok; op, ok = g.subs.Pop() {
 		g.enqueue(op)
 	}
 	for p := g.first; p != nil; p = g.first {
 		g.FailPeer(p)
 	}
-	for i := 0; i < len(g.sends); i += sendSlots {
-		errs = append(errs, g.sends[i].span.Free())
-	}
-	return errors.Join(errs...)
 }
 
 // Register registers memory on every rail, all or nothing.

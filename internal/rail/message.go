@@ -1,6 +1,7 @@
 package rail
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/hawser-project/hawser/mem"
@@ -63,7 +64,7 @@ func (g *Group) received(r *railState, c *provider.Completion) {
 
 // sendBuffer copies data into a free buffer; -1: none is free now.
 func (g *Group) sendBuffer(data []byte) int32 {
-	if g.sendFree < 0 && !g.moreSends() {
+	if g.sendFree < 0 && (len(g.sends)*slotSize >= maxSendMem || g.moreSends() != nil) {
 		return -1
 	}
 	i := g.sendFree
@@ -78,18 +79,14 @@ func (g *Group) freeSend(i int32) {
 }
 
 // moreSends adds a chunk of buffers, registered on every rail.
-func (g *Group) moreSends() bool {
-	if len(g.sends)*slotSize >= maxSendMem {
-		return false
-	}
+func (g *Group) moreSends() error {
 	span, err := mem.New(sendSlots*slotSize, mem.Private)
 	if err != nil {
-		return false
+		return fmt.Errorf("send buffers: %w", err)
 	}
 	mr, err := g.Register(provider.Memory{Bytes: span.Bytes(), FD: -1}, 0)
 	if err != nil {
-		_ = span.Free()
-		return false
+		return errors.Join(fmt.Errorf("send buffers: %w", err), span.Free())
 	}
 	for i, r := range g.rails {
 		r.sendKeys = append(r.sendKeys, mr.Keys[i])
@@ -102,5 +99,5 @@ func (g *Group) moreSends() bool {
 		g.sendFree = int32(len(g.sends))
 		g.sends = append(g.sends, s)
 	}
-	return true
+	return nil
 }

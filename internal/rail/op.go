@@ -54,7 +54,7 @@ type Op struct {
 	// The result, valid in Complete: the first status that was not OK.
 	Status provider.Status
 
-	next     *Op    // in the queue of its peer
+	next     *Op    // in its opList
 	cursor   int    // next part to post
 	fragOff  uint64 // bytes of part cursor that are posted already, when it is longer than MaxMsg
 	frags    int    // fragments of part cursor in flight
@@ -64,6 +64,49 @@ type Op struct {
 // Reset makes an Op ready to be filled again. It keeps the memory of its slices.
 func (o *Op) Reset() {
 	*o = Op{SrcIdx: o.SrcIdx[:0], DstIdx: o.DstIdx[:0], Data: o.Data[:0]}
+}
+
+// opList is a list of operations, oldest first.
+type opList struct{ head, tail *Op }
+
+// hot:
+func (l *opList) push(op *Op) {
+	if l.tail == nil {
+		l.head = op
+	} else {
+		l.tail.next = op
+	}
+	l.tail = op
+}
+
+// remove takes op out; nothing happens when it is not there. Mostly it is the first.
+// hot:
+func (l *opList) remove(op *Op) {
+	var prev *Op
+	for o := l.head; o != nil; prev, o = o, o.next {
+		if o != op {
+			continue
+		}
+		if prev == nil {
+			l.head = o.next
+		} else {
+			prev.next = o.next
+		}
+		if l.tail == o {
+			l.tail = prev
+		}
+		o.next = nil
+		return
+	}
+}
+
+// list is where op waits for its turn.
+// hot:
+func (o *Op) list() *opList {
+	if o.Kind == Send {
+		return &o.Peer.messages
+	}
+	return &o.Peer.ops
 }
 
 // part returns where part i of the operation reads and writes, and its length.

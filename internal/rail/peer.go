@@ -10,12 +10,15 @@ import (
 type Peer struct {
 	Tag any // the sink's
 
-	links      []*link
-	head, tail *Op // operations that have parts to post, oldest first
-	sends      int // messages in flight
-	queued     bool
-	down       bool
-	next       *Peer // in the group's turn order
+	links    []*link
+	ops      opList // writes and signals that have parts to post
+	messages opList // messages to post: a peer that does not read them must not hold up its writes
+	sends    int    // messages in flight
+	queued   bool
+	down     bool
+	fencing  int   // outcomes of the running Fence that are not there yet
+	unproved bool  // one of them was that there is no proof
+	next     *Peer // in the group's turn order
 
 	Counts Counts
 }
@@ -31,8 +34,9 @@ type link struct {
 	peer        *Peer
 	index       int
 	rail        *railState
-	handle      provider.Peer
+	handle      provider.Peer // 0 once it is proved silent
 	up          bool
+	fencing     bool
 	outstanding int    // WRs
 	load        uint64 // bytes, plus perWR for each WR
 }
@@ -40,10 +44,11 @@ type link struct {
 // perWR is what a write costs beside its bytes, expressed in bytes, so that placement spreads small writes too.
 const perWR = 512
 
-// Offer reserves link number len(links) of p on a rail and returns the address for the other side.
+// Offer reserves link number len(links) of p on a rail and returns the address for the other side. A peer that has failed gets
+// no more links: its fence would not cover them.
 func (g *Group) Offer(p *Peer, rail int) (provider.Addr, error) {
 	r := g.rails[rail]
-	if r.dead {
+	if p.down || r.dead {
 		return nil, fmt.Errorf("offer on rail %d: %w", rail, provider.ErrClosed)
 	}
 	h, addr, err := r.dom.Offer()
@@ -85,29 +90,52 @@ func (g *Group) Grant(m *Memory, p *Peer, off, n uint64) ([]provider.Key, error)
 // operations complete at once.
 func (g *Group) FailPeer(p *Peer) {
 	p.down = true
-	for op := p.head; op != nil; {
-		next := op.next
-		op.next = nil
+	g.failList(&p.ops)
+	g.failList(&p.messages)
+	g.unqueue(p)
+}
+
+func (g *Group) failList(l *opList) {
+	for op := l.head; op != nil; op = l.head {
+		l.remove(op)
 		op.fail(provider.StatusFlushed)
 		if op.inflight == 0 {
 			op.Owner.Complete(op)
 		}
-		op = next
 	}
-	p.head, p.tail = nil, nil
-	g.unqueue(p)
 }
 
-// Fence fails p and fences those of its links that are not proved silent yet. Each outcome comes as Sink.Link with KindFenced.
+// Fence fails p and fences those of its links that are not proved silent yet. The outcome comes as Sink.Fenced; until then it must
+// not be called again.
 func (g *Group) Fence(p *Peer) {
 	g.FailPeer(p)
-	for i, l := range p.links {
+	p.fencing, p.unproved = 1, false // one for this call
+	for _, l := range p.links {
 		if l.handle == 0 {
 			continue // proved before
 		}
+		p.fencing++
+		l.fencing = true
 		if l.rail.dead || l.rail.dom.Fence(l.handle) != nil {
-			g.sink.Link(p, i, provider.KindFenced, provider.StatusUnfenced)
+			g.outcome(l, false)
 		}
+	}
+	g.fenceEnds(p)
+}
+
+// outcome ends the fence of one link.
+func (g *Group) outcome(l *link, proved bool) {
+	if !l.fencing {
+		return
+	}
+	l.fencing = false
+	l.peer.unproved = l.peer.unproved || !proved
+	g.fenceEnds(l.peer)
+}
+
+func (g *Group) fenceEnds(p *Peer) {
+	if p.fencing--; p.fencing == 0 {
+		g.sink.Fenced(p, !p.unproved)
 	}
 }
 
@@ -141,15 +169,17 @@ func (g *Group) linkEvent(r *railState, c *provider.Completion) {
 	switch c.Kind {
 	case provider.KindPeerUp:
 		l.up = true
+		g.sink.Link(l.peer, true, c.Status)
 	case provider.KindPeerDown:
 		l.up = false
+		g.sink.Link(l.peer, false, c.Status)
 	case provider.KindFenced:
 		if c.Status == provider.StatusOK {
 			r.links[l.handle.Index()] = nil
 			l.handle = 0
 		}
+		g.outcome(l, c.Status == provider.StatusOK)
 	}
-	g.sink.Link(l.peer, l.index, c.Kind, c.Status)
 }
 
 // link returns the link of a handle, nil when it is stale.

@@ -5,7 +5,7 @@ import (
 	"github.com/hawser-project/hawser/provider"
 )
 
-// enqueue puts an operation at the end of its peer's queue.
+// enqueue puts an operation at the end of its list.
 // hot:
 func (g *Group) enqueue(op *Op) {
 	p := op.Peer
@@ -19,12 +19,7 @@ func (g *Group) enqueue(op *Op) {
 		op.Owner.Complete(op)
 		return
 	}
-	if p.tail == nil {
-		p.head = op
-	} else {
-		p.tail.next = op
-	}
-	p.tail = op
+	op.list().push(op)
 	g.queue(p)
 }
 
@@ -78,7 +73,7 @@ func (g *Group) place() int {
 		}
 		p.queued = false
 		n += g.placePeer(p)
-		if p.head != nil {
+		if p.ops.head != nil || p.messages.head != nil {
 			g.queue(p)
 		}
 		if p == end {
@@ -88,12 +83,19 @@ func (g *Group) place() int {
 	return n
 }
 
-// placePeer posts parts of the oldest operations of p until its turn is over or no link has room.
+// placePeer gives p its turn. Messages go first: they are few at a time, and writes would leave them no room.
 // hot:
 func (g *Group) placePeer(p *Peer) int {
+	n := g.placeList(p, &p.messages, turn)
+	return n + g.placeList(p, &p.ops, turn-n)
+}
+
+// placeList posts up to limit parts of the oldest operations of a list, as long as links have room.
+// hot:
+func (g *Group) placeList(p *Peer, l *opList, limit int) int {
 	n := 0
-	for p.head != nil && n < turn {
-		op := p.head
+	for l.head != nil && n < limit {
+		op := l.head
 		if op.Parts == 0 {
 			op.Parts = pieces(op.Len, len(p.links))
 		}
@@ -102,11 +104,7 @@ func (g *Group) placePeer(p *Peer) int {
 		}
 		n++
 		if op.cursor == op.Parts {
-			p.head = op.next
-			if p.head == nil {
-				p.tail = nil
-			}
-			op.next = nil
+			l.remove(op)
 		}
 	}
 	return n
@@ -140,7 +138,7 @@ func (g *Group) placePart(p *Peer, op *Op) bool {
 	send := int32(-1)
 	switch {
 	case op.Kind == Send:
-		if p.sends >= sendsAPeer {
+		if p.sends >= min(sendsAPeer, max(1, l.rail.caps.PeerDepth/2)) {
 			return false
 		}
 		if send = g.sendBuffer(op.Data); send < 0 {
@@ -259,7 +257,8 @@ func (g *Group) railDead(r *railState, err error) {
 	for _, l := range r.links {
 		if l != nil {
 			l.up = false
-			g.sink.Link(l.peer, l.index, provider.KindPeerDown, provider.StatusFlushed)
+			g.sink.Link(l.peer, false, provider.StatusFlushed)
+			g.outcome(l, false)
 		}
 	}
 }
@@ -305,10 +304,10 @@ func (g *Group) land(r *railState, i uint32, st provider.Status) {
 	l.peer.Counts.TxWrites++
 	if st == provider.StatusOK {
 		l.peer.Counts.TxBytes += f.len
-	} else if op.cursor < op.Parts {
-		g.dequeue(l.peer, op) // it is still in the queue of its peer
-		op.fail(st)
 	} else {
+		if op.cursor < op.Parts {
+			op.list().remove(op)
+		}
 		op.fail(st)
 	}
 	if invariants.Enabled && (op.inflight < 0 || op.frags < 0 || l.outstanding < 0 || l.peer.sends < 0) {
@@ -316,25 +315,5 @@ func (g *Group) land(r *railState, i uint32, st provider.Status) {
 	}
 	if op.inflight == 0 && op.cursor == op.Parts {
 		op.Owner.Complete(op)
-	}
-}
-
-// dequeue takes an operation out of the queue of its peer.
-func (g *Group) dequeue(p *Peer, op *Op) {
-	var prev *Op
-	for q := p.head; q != nil; prev, q = q, q.next {
-		if q != op {
-			continue
-		}
-		if prev == nil {
-			p.head = q.next
-		} else {
-			prev.next = q.next
-		}
-		if p.tail == q {
-			p.tail = prev
-		}
-		q.next = nil
-		return
 	}
 }

@@ -118,7 +118,7 @@ const (
 	RefuseDuplicate                    // both sides dialed; the other connection wins
 	RefusePath                         // no rail of one side reaches a rail of the other
 	RefuseClosing
-	RefuseBusy                         // the session before is not over yet
+	RefuseBusy // the session before is not over yet
 	RefuseLimit
 	RefuseProtocol
 )

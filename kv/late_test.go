@@ -1,0 +1,104 @@
+package kv
+
+import (
+	"testing"
+	"time"
+
+	"github.com/hawser-project/hawser"
+)
+
+// TestLateHelloBringsNoLinkBack: the engine may deliver a repeated Hello, and a Dispatch of its link, after the Bye. The tombs of
+// that link are gone, and D has reused the pages.
+func TestLateHelloBringsNoLinkBack(t *testing.T) {
+	p := newPrefillSide(t, "shm", small, 40, nil)
+	r := newRaw(t, "shm", 40)
+	r.dial(p.eng.Addr())
+	m := r.dispatch(1, 30)
+	r.send(&cancel{1, "overtakes"})
+	get[*cancelAck](r)
+	r.send(&bye{"done"})
+	old := r.head
+	r.send(r.hello()) // the same epoch: a repetition
+	get[*helloAck](r)
+	r.head = old
+	r.send(m)
+	get[*bye](r)
+	if s := p.p.Stats(); s.Accepted != 0 {
+		t.Errorf("%d jobs, want 0", s.Accepted)
+	}
+}
+
+// TestLinksOfOneEngineGrow: a Decoder that follows another on an engine must not take over its links: they have other pages, and the
+// prefiller may not know yet that they have ended.
+func TestLinksOfOneEngineGrow(t *testing.T) {
+	r := newRaw(t, "tcp", 40)
+	eng := openEngine(t, "D", "tcp")
+	var last uint64
+	for range 3 {
+		mem := newMemory(t, eng, small, 20, 8)
+		d, err := NewDecoder(eng, DecoderConfig{Geometry: small, Views: mem.views, Pool: mem.pool})
+		if err != nil {
+			t.Fatal(err)
+		}
+		warm := make(chan error, 1)
+		go func() { warm <- d.Warm(limit(t), r.eng.Addr()) }()
+		for {
+			h, b, err := r.next(limit(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if b.kind() == kindHello {
+				if h.epoch > last {
+					last = h.epoch
+					r.head = head{epoch: h.epoch}
+					r.answer(&helloAck{})
+					break
+				}
+				t.Fatalf("epoch %d after %d", h.epoch, last)
+			}
+		}
+		if err := <-warm; err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Close(limit(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestOldCountsDoNotCount: a peer has counted on the value of an attempt before the attempt began.
+func TestOldCountsDoNotCount(t *testing.T) {
+	const tokens = 30
+	var d *decodeSide
+	r := badPrefiller(t, "tcp", func(r *raw, remote *hawser.Remote, m *dispatch) {
+		r.answer(&accept{m.seq})
+		time.AfterFunc(300*time.Millisecond, func() { r.write(remote, m, int(m.expected)) })
+	})
+	d = newDecodeSide(t, "tcp", small, 20)
+	to, err := r.eng.Connect(limit(t), d.eng.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := small.Writes(tokens)
+	for range n {
+		if _, err := r.eng.Signal(hawser.Signal{To: to, Imm: immBase}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := d.eng.Counter(immBase)
+	if err := c.Wait(limit(t), n); err != nil {
+		t.Fatal(err)
+	}
+	x, err := d.d.Fetch(limit(t), FetchRequest{ID: "r", Tokens: tokens, From: r.eng.Addr()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := x.Wait(limit(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Release()
+	if waited := res.Stats.Ready.Sub(res.Stats.Dispatched); waited < 250*time.Millisecond {
+		t.Errorf("ready after %v, before anything was written", waited)
+	}
+}
