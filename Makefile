@@ -1,5 +1,5 @@
-# Needs make and Go 1.26. What else a target needs it gets itself: pinned Go tools by the go command, gcc (for the race
-# detector only) by apt when root.
+# Needs make and Go 1.26. What else a target needs it gets itself: pinned Go tools by the go command; iproute2 (for the test of two
+# hosts) and gcc (for the race detector) by apt when root.
 
 GO        ?= go
 BIN       := bin
@@ -22,6 +22,7 @@ demo: build
 	$(BIN)/hawser demo
 
 test:
+	@sh .ci/need ip iproute2
 	$(TESTSUM) -name test -- $(TESTFLAGS) ./...
 
 race:
