@@ -41,6 +41,10 @@ func (e *Engine) listen(ctx context.Context) error {
 	if len(e.addr.Listen) == 0 {
 		e.addr.Listen = advertise(tl.Addr())
 	}
+	printed := e.addr.String()
+	if _, err := wire.ParseAddr(printed); err != nil || len(printed) > wire.MaxAddr {
+		return fmt.Errorf("advertise %d addresses: %w: more, or longer ones, than peers accept: at most 16, together 3,000 bytes", len(e.addr.Listen), ErrInvalid)
+	}
 	for _, l := range e.listeners {
 		e.wg.Go(func() { e.accept(l) })
 	}

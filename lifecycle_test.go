@@ -522,10 +522,11 @@ func TestLinkLostDuringHandshake(t *testing.T) {
 	x.closed()
 }
 
-// spy shows what a network tells its owner.
+// spy shows what a network tells its owner. With noise, it tells something at every look.
 type spy struct {
 	provider.Provider
-	see func(provider.Completion)
+	see   func(provider.Completion)
+	noise bool
 }
 
 func (s *spy) Open(ctx context.Context, dev provider.Device, cfg provider.Config) (provider.Domain, error) {
@@ -533,20 +534,63 @@ func (s *spy) Open(ctx context.Context, dev provider.Device, cfg provider.Config
 	if err != nil {
 		return nil, fmt.Errorf("spy: %w", err)
 	}
-	return &spyDomain{d, s.see}, nil
+	return &spyDomain{d, s}, nil
 }
 
 type spyDomain struct {
 	provider.Domain
-	see func(provider.Completion)
+	spy *spy
 }
 
 func (d *spyDomain) Poll(cs []provider.Completion) (int, error) {
 	n, err := d.Domain.Poll(cs)
 	for _, c := range cs[:n] {
-		d.see(c)
+		if d.spy.see != nil {
+			d.spy.see(c)
+		}
+	}
+	if n == 0 && d.spy.noise {
+		cs[0] = provider.Completion{Kind: provider.KindImm} // of a peer that is not there
+		n = 1
 	}
 	return n, err
+}
+
+// A worker that is never idle wakes those who wait all the same.
+func TestBusyWorkerWakesItsWaiters(t *testing.T) {
+	x, e := simPuppet(t, func(o *hawser.Options) { o.Providers[0] = &spy{Provider: o.Providers[0], noise: true} })
+	peers := make(chan *hawser.Peer, 1)
+	e.OnPeer(func(ev hawser.PeerEvent) { peers <- ev.Peer })
+	soon(t, "a region is made", func() {
+		if _, err := e.Alloc(1, hawser.MemOptions{Heap: true}); err != nil {
+			t.Error(err)
+		}
+	})
+	x.up(e)
+	p := <-peers
+	tr, err := e.Signal(hawser.Signal{To: p, Imm: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := tr.Done()
+	x.await(provider.KindImm)
+	soon(t, "a transfer is done", func() { <-done })
+	waited := make(chan error, 1)
+	go func() { waited <- e.Counter(2).Wait(testContext(t), 1) }()
+	for again := true; again; {
+		if n, err := x.dom.Post([]provider.WR{{Op: provider.OpWriteImm, Peer: x.link, Imm: 2}}); n != 1 {
+			t.Fatal(err)
+		}
+		x.await(provider.KindWrite)
+		select {
+		case err := <-waited:
+			if err != nil {
+				t.Fatal(err)
+			}
+			again = false
+		default:
+		}
+	}
 }
 
 // Knowing the name of a key is not knowing the key: both sides check.

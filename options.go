@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/hawser-project/hawser/internal/wire"
 	"github.com/hawser-project/hawser/provider"
 	"github.com/hawser-project/hawser/provider/shm"
 	"github.com/hawser-project/hawser/provider/tcp"
@@ -28,7 +29,7 @@ type Options struct {
 	// "127.0.0.1:0". An address that is not loopback needs ClusterKey or Insecure.
 	Listen string
 
-	// Advertise are the addresses (host:port) that peers dial. Default: what Listen was bound to, or, when that is an
+	// Advertise are the addresses (host:port) that peers dial, at most 16. Default: what Listen was bound to, or, when that is an
 	// unspecified address such as 0.0.0.0, the addresses of all interfaces with its port.
 	Advertise []string
 
@@ -89,6 +90,9 @@ func (o Options) withDefaults() (Options, error) {
 		if !names[r.Provider] {
 			errs = append(errs, fmt.Errorf("rail %s: %w: no such provider, there are %s", r.Provider, ErrInvalid, list(o.Providers)))
 		}
+	}
+	if len(o.Rails) > wire.MaxRails {
+		errs = append(errs, fmt.Errorf("%d rails: %w: at most %d", len(o.Rails), ErrInvalid, wire.MaxRails))
 	}
 	if o.Require != "" && !names[o.Require] {
 		errs = append(errs, fmt.Errorf("require %s: %w: no such provider, there are %s", o.Require, ErrInvalid, list(o.Providers)))

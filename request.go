@@ -106,14 +106,20 @@ func (e *Engine) dropOp(o *op) {
 	if cap(o.Data) > keepData {
 		o.Data = nil
 	}
+	if cap(o.SrcIdx) > keepPages {
+		o.SrcIdx, o.DstIdx = nil, nil
+	}
 	o.Op.Reset()
 	o.sess, o.region, o.transfer, o.queue = nil, nil, nil, nil
 	e.ops.Push(o) // when the pool is full the collector takes it
 	e.inflight.Add(-1)
 }
 
-// keepData is the largest message buffer that a pooled operation keeps, bytes.
-const keepData = 4096
+// What a pooled operation keeps: message buffers up to 4096 bytes, lists of up to 4096 pages.
+const (
+	keepData  = 4096
+	keepPages = 4096
+)
 
 // submit hands a filled operation to the worker. On an error the operation has been given back.
 // hot:

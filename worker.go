@@ -22,10 +22,10 @@ const (
 	// patience is for how many busy steps the worker leaves notes lie before it wakes the dispatcher for them: waking costs about
 	// as much as a step, and most steps are the last ones.
 	patience = 2
-
-	// maxSleep bounds a sleep. Nothing depends on it: it is a safety net under the wakes.
-	maxSleep = 500 * time.Millisecond
 )
+
+// maxSleep bounds a sleep. Nothing depends on it: it is a safety net under the wakes, which tests take away.
+var maxSleep = 500 * time.Millisecond
 
 // worker is the goroutine that owns a device's rails. Other goroutines reach it through group.Submit, group.Call and do.
 type worker struct {

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/hawser-project/hawser/internal/proc"
@@ -62,7 +65,7 @@ func TestRunMeasuresBothSides(t *testing.T) {
 				if kind == Imm {
 					c.Pool, c.Bytes = immPool, immPool
 				}
-				row, err := Run(t.Context(), c, receiving(), func(int, int) { rounds++ })
+				row, err := Run(t.Context(), c, receiving(), func(round, _ int) { rounds += min(round, 1) })
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -83,6 +86,62 @@ func TestRunNamesTheReceiversFault(t *testing.T) {
 	var exit *proc.ExitError
 	if !errors.As(err, &exit) || !strings.Contains(err.Error(), "receiver") {
 		t.Errorf("got %v, want the receiver's exit", err)
+	}
+}
+
+// TestReceiverThatDiesIsNamedOnce kills the receiver in mid-run.
+func TestReceiverThatDiesIsNamedOnce(t *testing.T) {
+	c := Config{Kind: Write, Provider: "shm", Size: 1 << 10, Pool: 1 << 20, Bytes: 1 << 20, Rounds: maxRounds}
+	_, err := Run(t.Context(), c, receiving(), func(round, _ int) {
+		if round == 1 {
+			killReceiver(t)
+		}
+	})
+	var exit *proc.ExitError
+	if !errors.As(err, &exit) || strings.Count(err.Error(), "receiver: signal: killed") != 1 {
+		t.Errorf("got %v, want the receiver's end, once", err)
+	}
+}
+
+// killReceiver kills the only child of this process.
+func killReceiver(t *testing.T) {
+	t.Helper()
+	children, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range children {
+		pids, err := os.ReadFile(file)
+		if err != nil {
+			continue // the thread has ended
+		}
+		for _, pid := range strings.Fields(string(pids)) {
+			if n, err := strconv.Atoi(pid); err == nil {
+				_ = syscall.Kill(n, syscall.SIGKILL)
+			}
+		}
+	}
+}
+
+// TestReceiverRefusesWhatNoSenderSends gives the receiving process requests that are wrong or out of order.
+func TestReceiverRefusesWhatNoSenderSends(t *testing.T) {
+	for _, kind := range []string{msgOpen, msgWork, msgVerify, "nonsense"} {
+		t.Run(kind, func(t *testing.T) {
+			spec := receiving()
+			spec.Name = "receiver"
+			c, err := proc.Start(spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Send(kind, openRequest{}); err != nil {
+				t.Fatal(err)
+			}
+			_, err = c.Next(t.Context())
+			if err == nil || !strings.HasPrefix(err.Error(), "receiver: bench: ") {
+				t.Errorf("got %v, want an error of the receiver", err)
+			}
+			_ = c.Stop(0)
+		})
 	}
 }
 

@@ -3,7 +3,6 @@ package bench
 import (
 	"errors"
 	"fmt"
-	"math"
 )
 
 // Kind is a scenario.
@@ -38,6 +37,8 @@ const (
 	DefaultRounds = 7
 	// ColdPool is 32 times a large last-level cache of 32 MiB.
 	ColdPool = 1 << 30
+	// minColdPool is 8 times such a cache.
+	minColdPool = 256 << 20
 	// HotPool leaves room for source and destination in a last-level cache of 32 MiB.
 	HotPool = 4 << 20
 
@@ -60,6 +61,11 @@ const (
 	maxBatch = 256
 
 	maxRounds = 1000
+	maxRails  = 64 // more than any host has ports
+
+	// What a run keeps in memory for each of these stays small: 16 bytes for a block, less than 100 for the others.
+	maxSlots = 1 << 24
+	maxCount = 1 << 20
 )
 
 // Sizes is the default sweep.
@@ -105,11 +111,21 @@ func (c Config) withDefaults() (Config, error) {
 	fault(c.Kind != Write && c.Kind != Pages && c.Kind != Imm, "scenario is %q, want write, pages or imm", c.Kind)
 	fault(c.Provider == "", "no provider")
 	fault(c.Size == 0, "block size is 0")
-	fault(c.Size > 0 && c.Pool/c.Size > math.MaxUint32, "%d blocks, more than 32 bits number: use larger blocks or a smaller pool", c.Pool/max(c.Size, 1))
+	fault(c.Size > 0 && c.Pool/c.Size > maxSlots, "a pool of %d blocks, want at most %d: use larger blocks or a smaller pool", c.Pool/max(c.Size, 1), maxSlots)
 	fault(c.Size > c.Pool, "blocks of %d bytes do not fit into a pool of %d bytes", c.Size, c.Pool)
-	fault(c.Rounds < 1 || c.Rounds > maxRounds, "%d rounds, want 1 .. %d", c.Rounds, maxRounds)
-	fault(c.Pings < 1, "%d round trips, want 1 or more", c.Pings)
-	fault(c.Rails < 1, "%d rails, want 1 or more", c.Rails)
+	fault(c.Cold && c.Kind != Imm && c.Pool < minColdPool, "a pool of %d bytes is not cold: want %d or more", c.Pool, minColdPool)
+	for _, n := range []struct {
+		what              string
+		value, least, max int
+	}{
+		{"rounds", c.Rounds, 1, maxRounds},
+		{"round trips", c.Pings, 1, maxCount},
+		{"rails", c.Rails, 1, maxRails},
+		{"operations outstanding", c.Depth, 0, maxCount},
+		{"pages of one operation", c.Batch, 0, maxCount},
+	} {
+		fault(n.value < n.least || n.value > n.max, "%d %s, want 1 .. %d", n.value, n.what, n.max)
+	}
 	if len(faults) > 0 {
 		return c, errors.Join(faults...)
 	}

@@ -34,7 +34,10 @@ func TestFaultsAreNamed(t *testing.T) {
 		"rounds, want 1":       func(c *Config) { c.Rounds = -1 },
 		"round trips, want 1":  func(c *Config) { c.Pings = -1 },
 		"rails, want 1":        func(c *Config) { c.Rails = -2 },
-		"32 bits":              func(c *Config) { c.Size, c.Pool = 1, 1<<40 },
+		"use larger blocks":    func(c *Config) { c.Size, c.Pool = 1, 1<<40 },
+		"is not cold":          func(c *Config) { c.Cold, c.Pool = true, 64<<20 },
+		"-1 operations":        func(c *Config) { c.Depth = -1 },
+		"-1 pages of one":      func(c *Config) { c.Batch = -1 },
 	} {
 		c := ok
 		spoil(&c)

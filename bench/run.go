@@ -35,8 +35,8 @@ type run struct {
 	ourTrips, yardTrips trips
 }
 
-// Run measures one row. spec starts the receiving process, which must call Serve; progress is called after each round and may be
-// nil. The row is valid up to the last whole round also when the error is ErrCorrupt.
+// Run measures one row. spec starts the receiving process, which must call Serve; progress is called after each round, with round 0
+// while it warms up, and may be nil. The row is valid also when the error is ErrCorrupt.
 func Run(ctx context.Context, c Config, spec proc.Spec, progress func(round, rounds int)) (row Row, err error) {
 	c, err = c.withDefaults()
 	if err != nil {
@@ -45,7 +45,7 @@ func Run(ctx context.Context, c Config, spec proc.Spec, progress func(round, rou
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	r := &run{config: c}
-	defer func() { err = errors.Join(err, r.close()) }()
+	defer func() { err = joinEnd(err, r.close()) }()
 	if err := r.open(ctx, spec); err != nil {
 		return Row{}, err
 	}
@@ -56,7 +56,7 @@ func Run(ctx context.Context, c Config, spec proc.Spec, progress func(round, rou
 		defer close(watch)
 		select {
 		case <-r.child.Done():
-			cancel(errors.Join(errors.New("bench: the receiver ended"), r.child.Err()))
+			cancel(errors.Join(errReceiverEnded, r.child.Err()))
 		case <-ctx.Done():
 		}
 	}()
@@ -69,6 +69,17 @@ func Run(ctx context.Context, c Config, spec proc.Spec, progress func(round, rou
 		return Row{}, err
 	}
 	return r.finish(ctx)
+}
+
+var errReceiverEnded = errors.New("bench: the receiver ended")
+
+// joinEnd adds what went wrong at the end of a run to what ended it, unless that was it already.
+func joinEnd(err, end error) error {
+	var said, again *proc.ExitError
+	if errors.As(err, &said) && errors.As(end, &again) && *said == *again {
+		return err
+	}
+	return errors.Join(err, end)
 }
 
 func (r *run) open(ctx context.Context, spec proc.Spec) error {
@@ -196,6 +207,9 @@ func (r *run) rounds(ctx context.Context, progress func(round, rounds int)) erro
 	}
 	// The whole pool is written once before the clock counts: memory that nobody has touched since it was mapped costs a page fault.
 	for touched := 0; touched < r.config.slots(); touched += r.config.blocks() {
+		if progress != nil {
+			progress(0, r.config.Rounds)
+		}
 		if err := one(ctx, touched/r.config.blocks()); err != nil {
 			return err
 		}
@@ -227,7 +241,9 @@ func alternate(round int, a, b func() error) error {
 func (r *run) blockRound(ctx context.Context, round int) error {
 	c, first := r.config, r.moved
 	r.moved += uint64(c.blocks())
-	yard := workRequest{workYard, first, c.blocks()}
+	// Half a pool away from ours: neither side finds in the caches what the other has just used.
+	yardFirst := first + uint64(c.slots()/2)
+	yard := workRequest{workYard, yardFirst, c.blocks()}
 	if r.yard != nil {
 		yard.Work = workNone
 	}
@@ -240,9 +256,9 @@ func (r *run) blockRound(ctx context.Context, round int) error {
 		func() error {
 			s, err := r.sample(ctx, yard, func() error {
 				if r.yard != nil {
-					return copyBlocks(r.yard.Bytes(), r.sender.pool.Bytes(), r.sender.order, first, c)
+					return copyBlocks(r.yard.Bytes(), r.sender.pool.Bytes(), r.sender.order, yardFirst, c)
 				}
-				return sendBlocks(r.rw, r.sender.pool.Bytes(), r.sender.order, first, c)
+				return sendBlocks(r.rw, r.sender.pool.Bytes(), r.sender.order, yardFirst, c)
 			})
 			r.row.Yard.Samples = append(r.row.Yard.Samples, s)
 			return err
@@ -283,11 +299,12 @@ func (r *run) immRound(ctx context.Context, round int) error {
 }
 
 func (r *run) trips(ctx context.Context, w work, to *trips, f func() ([]time.Duration, error)) error {
-	_, err := r.sample(ctx, workRequest{w, 0, r.config.Pings}, func() error {
+	s, err := r.sample(ctx, workRequest{w, 0, r.config.Pings}, func() error {
 		ts, err := f()
 		to.add(ts)
 		return err
 	})
+	to.cpu = append(to.cpu, s.CPU)
 	return err
 }
 

@@ -61,6 +61,9 @@ func (r *receiver) serve(ctx context.Context) error {
 }
 
 func (r *receiver) answerTo(ctx context.Context, m proc.Message) error {
+	if (m.Kind == msgOpen) == (r.eng != nil) {
+		return fmt.Errorf("bench: request %q out of order", m.Kind)
+	}
 	switch m.Kind {
 	case msgOpen:
 		var q openRequest
@@ -85,7 +88,10 @@ func (r *receiver) answerTo(ctx context.Context, m proc.Message) error {
 }
 
 func (r *receiver) open(ctx context.Context, q openRequest) error {
-	c := q.Config
+	c, err := q.Config.withDefaults()
+	if err != nil {
+		return err
+	}
 	r.config, r.order = c, newOrder(c.slots(), c.Seed)
 	eng, closeEngine, err := open(ctx, c, "receiver")
 	if err != nil {

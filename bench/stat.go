@@ -36,6 +36,8 @@ type Latency struct {
 	P99    float64   `json:"p99"`
 	P999   float64   `json:"p999"`
 	Rounds []float64 `json:"rounds,omitempty"`
+
+	CPUPerTrip float64 `json:"cpu_us_per_trip"` // of both processes, median over the rounds
 }
 
 // Row is the result of one scenario at one size.
@@ -108,6 +110,7 @@ func ratios(ours, yard []Sample) []float64 {
 type trips struct {
 	all    []time.Duration
 	rounds []float64
+	cpu    []float64 // seconds of both processes, for each round
 }
 
 // add takes the round trips of one round, which it sorts.
@@ -121,7 +124,8 @@ func (t *trips) latency() Latency {
 	slices.Sort(t.all)
 	return Latency{
 		P50: oneWay(quantile(t.all, 0.5)), P99: oneWay(quantile(t.all, 0.99)), P999: oneWay(quantile(t.all, 0.999)),
-		Rounds: t.rounds,
+		Rounds:     t.rounds,
+		CPUPerTrip: spread(t.cpu).Median * 1e6 / (float64(len(t.all)) / float64(len(t.rounds))),
 	}
 }
 

@@ -130,14 +130,14 @@ func (d *Decoder) Fetch(ctx context.Context, r FetchRequest) (*Pending, error) {
 	fail := func(err error) (*Pending, error) {
 		return nil, fmt.Errorf("kv: request %s: %w", r.ID, err)
 	}
-	pages := 0
 	switch {
 	case len(r.ID) == 0 || len(r.ID) > MaxRequestID:
 		return fail(fmt.Errorf("%w: the id has %d bytes, want 1 .. %d", hawser.ErrInvalid, len(r.ID), MaxRequestID))
 	case r.Tokens < 1 || r.Tokens > MaxPages*d.cfg.Geometry.Group.PageTokens:
 		return fail(fmt.Errorf("%w: prompt of %d tokens", hawser.ErrInvalid, r.Tokens))
 	}
-	if pages = d.cfg.Geometry.Pages(r.Tokens); pages > d.cfg.Pool.Pages() {
+	pages := d.cfg.Geometry.Pages(r.Tokens)
+	if pages > d.cfg.Pool.Pages() {
 		return fail(fmt.Errorf("%w: prompt needs %d pages, pool has %d: raise the pool or lower the maximum length",
 			hawser.ErrLimit, pages, d.cfg.Pool.Pages()))
 	}

@@ -37,14 +37,28 @@ func cgroupRoom() uint64 {
 			continue
 		}
 		for dir := filepath.Join(root, path); strings.HasPrefix(dir, root); dir = filepath.Dir(dir) {
-			limit, ok1 := readUint(filepath.Join(dir, "memory.max"))
-			used, ok2 := readUint(filepath.Join(dir, "memory.current"))
-			if ok1 && ok2 {
-				room = min(room, limit-min(used, limit))
-			}
+			room = min(room, groupRoom(dir))
 		}
 	}
 	return room
+}
+
+// groupRoom is what one control group still allows. Pages of files that were not used lately count as used, but the kernel gives
+// them up before it refuses memory.
+func groupRoom(dir string) uint64 {
+	limit, ok1 := readUint(filepath.Join(dir, "memory.max"))
+	used, ok2 := readUint(filepath.Join(dir, "memory.current"))
+	if !ok1 || !ok2 {
+		return math.MaxUint64
+	}
+	stat, _ := os.ReadFile(filepath.Join(dir, "memory.stat")) // without it nothing is known to be given up
+	for line := range strings.Lines(string(stat)) {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(line), "inactive_file "); ok {
+			n, _ := strconv.ParseUint(v, 10, 64)
+			used -= min(n, used)
+		}
+	}
+	return limit - min(used, limit)
 }
 
 func readUint(path string) (uint64, bool) {

@@ -38,8 +38,11 @@ const Seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 // New makes a span of size bytes (at least 1). It reserves all of it at once, so that memory that is missing is an error
 // here (ErrMemory) and not a signal later.
 func New(size uint64, kind Kind) (*Span, error) {
-	if size == 0 || size > math.MaxInt64/2 {
-		return nil, fmt.Errorf("span of %d bytes: size must be 1 .. 2^62", size)
+	if size == 0 {
+		return nil, errors.New("span of 0 bytes: at least 1")
+	}
+	if size > math.MaxInt64/2 { // also when it is not known what is available
+		return nil, fmt.Errorf("span of %d bytes: %w: no machine has that", size, ErrMemory)
 	}
 	if err := enough(size); err != nil {
 		return nil, fmt.Errorf("span of %d bytes: %w", size, err)

@@ -2,7 +2,9 @@ package mem
 
 import (
 	"errors"
+	"math"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -46,17 +48,15 @@ func fds(t *testing.T) int {
 
 // Asking for more than there is gives an error, not a dead process.
 func TestTooMuchIsAnError(t *testing.T) {
-	for _, size := range []uint64{1 << 50, 1 << 61} {
+	for _, size := range []uint64{1 << 50, 1 << 61, 1 << 63} {
 		for _, kind := range []Kind{Shared, Private, Heap} {
 			if _, err := New(size, kind); !errors.Is(err, ErrMemory) {
 				t.Errorf("%d bytes of kind %d: %v", size, kind, err)
 			}
 		}
 	}
-	for _, size := range []uint64{0, 1 << 63} {
-		if _, err := New(size, Shared); err == nil {
-			t.Errorf("size %d was accepted", size)
-		}
+	if _, err := New(0, Shared); err == nil {
+		t.Error("size 0 was accepted")
 	}
 	if _, err := New(1, 99); err == nil {
 		t.Error("an unknown kind was accepted")
@@ -108,5 +108,35 @@ func TestAvailableReadsMeminfo(t *testing.T) {
 	}
 	if n, err := Available(); err != nil || n == 0 {
 		t.Fatalf("%d, %v", n, err)
+	}
+}
+
+// Pages of files that a control group has read are not what an allocation has to do without.
+func TestFilePagesLeaveRoom(t *testing.T) {
+	dir := t.TempDir()
+	put := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := groupRoom(dir); n != math.MaxUint64 {
+		t.Fatalf("without files: %d", n)
+	}
+	put("memory.max", "1000\n")
+	put("memory.current", "900\n")
+	if n := groupRoom(dir); n != 100 {
+		t.Fatalf("without statistics: %d, want 100", n)
+	}
+	put("memory.stat", "anon 5\ninactive_file 700\nactive_file 50\n")
+	if n := groupRoom(dir); n != 800 {
+		t.Fatalf("%d, want 800", n)
+	}
+	put("memory.current", "1200\n") // above a limit that was lowered
+	if n := groupRoom(dir); n != 500 {
+		t.Fatalf("above the limit: %d, want 500", n)
+	}
+	put("memory.max", "max\n")
+	if n := groupRoom(dir); n != math.MaxUint64 {
+		t.Fatalf("without a limit: %d", n)
 	}
 }

@@ -116,7 +116,36 @@ func TestUsageErrorsAreOneLine(t *testing.T) {
 		{[]string{"kv", "replay", "--speed", "0"}, "--speed"},
 		{[]string{"kv", "replay", "--cancel", "200%"}, "--cancel"},
 		{[]string{"kv", "replay", "--rails", "0,1"}, "--rails"},
+		{[]string{"kv", "replay", "--speed", "inf"}, "--speed"},
+		{[]string{"kv", "replay", "--requests=-1"}, "--requests"},
+		{[]string{"kv", "replay", "--pool", "0"}, "--pool: 0 B, want 512 KiB"},
+		{[]string{"kv", "replay", "--pool", "10TiB"}, "--pool: 10 TiB, want 512 KiB .. 512 GiB"},
+		{[]string{"kv", "replay", "--pool", "4MiB"}, "request 1 of the trace has"},
+		{[]string{"kv", "replay", "--log", "/nonexistent/x"}, "--log"},
+		{[]string{"kv", "replay", "--kill-prefiller=-1s"}, "--kill-prefiller"},
+		{[]string{"kv", "replay", "--stop-prefiller=-1s"}, "--stop-prefiller"},
+		{[]string{"kv", "replay", "--kill-prefiller", "1s", "--stop-prefiller", "1s"}, "--kill-prefiller"},
 		{[]string{"kv", "decode"}, "--from"},
+		{[]string{"kv", "decode", "--from", ""}, "--from"},
+		{[]string{"kv", "decode", "--from", "127.0.0.1:1", "--pool", "4MiB"}, "raise --pool"},
+		{[]string{"kv", "prefill", "--rails", "0"}, "--rails"},
+		{[]string{"kv", "prefill", "--rails", "65"}, "--rails"},
+		{[]string{"kv", "prefill", "--provider", "tcp", "--rails", "33", "--device", "127.0.0.1,127.0.0.2"}, "--rails"},
+		{[]string{"kv", "prefill", "--device", "127.0.0.2"}, "--device needs --provider"},
+		{[]string{"kv", "prefill", "--provider", "pigeon"}, "--provider"},
+		{[]string{"kv", "prefill", "--listen", "nowhere"}, "want host:port"},
+		{[]string{"kv", "prefill", "--listen", "0.0.0.0:0"}, "--cluster-key-file"},
+		{[]string{"kv", "prefill", "--listen", "localhost.example:0"}, "--cluster-key-file"},
+		{[]string{"kv", "prefill", "--cluster-key-file", "/nonexistent/x"}, "--cluster-key-file"},
+		{[]string{"kv", "prefill", "--cluster-key-file", "/dev/null"}, "--cluster-key-file"},
+		{[]string{"demo", "--requests", "1"}, "--requests"},
+		{[]string{"bench", "pages", "--provider", ""}, "--provider"},
+		{[]string{"bench", "pages", "--provider", "pigeon"}, "--provider"},
+		{[]string{"bench", "pages", "--rounds", "0"}, "--rounds"},
+		{[]string{"bench", "pages", "--rails", "0"}, "--rails"},
+		{[]string{"bench", "pages", "--rails", "65"}, "65 rails"},
+		{[]string{"bench", "pages", "--cold", "--pool", "1MiB", "--size", "64KiB"}, "is not cold"},
+		{[]string{"bench", "imm", "--pings", "0"}, "--pings"},
 		{[]string{"bench", "pages", "--cold", "--hot"}, "--cold"},
 		{[]string{"bench", "write", "--size", "0"}, "block size is 0"},
 		{[]string{"version", "--json", "/nonexistent/x"}, "--json"},
@@ -168,6 +197,24 @@ func TestJSONGoesToAFile(t *testing.T) {
 	}
 }
 
+// TestLostOutputIsAFailure prints to a device that takes nothing.
+func TestLostOutputIsAFailure(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip("there is no /dev/full: ", err)
+	}
+	defer full.Close()
+	for _, args := range [][]string{{"version"}, {"version", "--json", "-"}, {"version", "--json", "/dev/full"}, {"topo"}} {
+		cmd, _ := command(t, args...)
+		var errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = full, &errs
+		_ = cmd.Run()
+		if code := cmd.ProcessState.ExitCode(); code != exitFailure || !strings.Contains(errs.String(), "no space left on device") {
+			t.Errorf("%v: exit code %d, %q", args, code, errs.String())
+		}
+	}
+}
+
 // failsWith runs a command that must fail with one clear line.
 func failsWith(t *testing.T, want []string, args ...string) {
 	t.Helper()
@@ -195,11 +242,12 @@ func TestMalformedTraceNamesTheLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	failsWith(t, []string{file + ":2"}, "kv", "replay", "--pool", "64MiB", "--trace", file)
+	failsWith(t, []string{file + ":2"}, "kv", "decode", "--from", "127.0.0.1:1", "--pool", "64MiB", "--trace", file)
 	failsWith(t, []string{"no such file"}, "kv", "replay", "--pool", "64MiB", "--trace", file+".gone")
 }
 
 func TestTooLittleMemoryIsSaid(t *testing.T) {
-	failsWith(t, []string{"not enough memory"}, "kv", "replay", "--pool", "10TiB", "--requests", "1")
+	failsWith(t, []string{"not enough memory"}, "kv", "replay", "--pool", "500GiB", "--requests", "1")
 	failsWith(t, []string{"not enough memory"}, "bench", "pages", "--pool", "10TiB", "--size", "1MiB")
 }
 
@@ -240,6 +288,6 @@ func TestNobodyAtTheAddressIsSaid(t *testing.T) {
 	}
 	addr := l.Addr().String()
 	l.Close()
-	failsWith(t, []string{addr}, "kv", "decode", "--from", addr, "--requests", "1", "--pool", "64MiB")
+	failsWith(t, []string{addr, "is the prefiller running?"}, "kv", "decode", "--from", addr, "--requests", "1", "--pool", "64MiB")
 	failsWith(t, nil, "kv", "decode", "--from", "not an address", "--requests", "1", "--pool", "64MiB")
 }

@@ -2,9 +2,14 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
+	"net"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -94,28 +99,142 @@ func TestFaultThatNeverCameIsSaid(t *testing.T) {
 	failsWith(t, []string{"before the fault"}, "kv", "replay", "--requests", "3", "--speed", "50", "--pool", "128MiB", "--kill-prefiller", "1h")
 }
 
-// TestPrefillAndDecodeApart runs the two sides as a person would.
-func TestPrefillAndDecodeApart(t *testing.T) {
-	cmd, _ := command(t, "kv", "prefill", "--pool", "256MiB", "--json", "-")
-	out := pipe(t, cmd)
-	var first struct{ Address string }
-	if err := json.Unmarshal([]byte(out.line()), &first); err != nil || first.Address == "" {
-		t.Fatalf("prefill printed %+v (%v), want an address", first, err)
+// TestEndedPrefillerEndsTheReplay ends the prefiller as somebody else would, not by a flag.
+func TestEndedPrefillerEndsTheReplay(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		t.Run(sig.String(), func(t *testing.T) {
+			cmd, id := command(t, "kv", "replay", "--requests", "100000", "--speed", "10", "--pool", "512MiB")
+			var errs bytes.Buffer
+			cmd.Stderr = &errs
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			prefill := awaitChildren(t, id)["prefill"]
+			if err := syscall.Kill(prefill, sig); err != nil {
+				t.Fatal(err)
+			}
+			_ = cmd.Wait()
+			if code := cmd.ProcessState.ExitCode(); code != exitFailure || !strings.Contains(errs.String(), "prefill") {
+				t.Errorf("exit code %d, stderr %q: want a failure that names the prefiller", code, errs.String())
+			}
+		})
 	}
-	stdout, stderr, code := tool(t, "kv", "decode", "--from", first.Address, "--requests", "5", "--speed", "20", "--pool", "256MiB", "--json", "-")
-	if r := decodeJSON(t, stdout); code != exitOK || number(t, r, "verified_requests") != 5 {
-		t.Fatalf("decode: exit code %d, %s", code, stderr)
+}
+
+// awaitChildren waits until a replay has both of its children, and returns their process ids by name.
+func awaitChildren(t *testing.T, id string) map[string]int {
+	t.Helper()
+	for deadline := time.Now().Add(hang); ; {
+		found := map[string]int{}
+		for _, pid := range processes(id) {
+			line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+			if words := strings.Split(string(line), "\x00"); len(words) > 3 && words[3] == "--child" {
+				found[words[2]] = pid
+			}
+		}
+		if len(found) == 2 {
+			return found
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the children never started")
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestPrefillAndDecodeApart runs the two sides as a person would: on one host with the printed address, and as on two hosts, which
+// find each other by addresses of their own and a shared key.
+func TestPrefillAndDecodeApart(t *testing.T) {
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, []byte("a secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name            string
+		prefill, decode []string
+		path            string
+	}{
+		{"one host", nil, nil, "shm"},
+		{
+			"two addresses",
+			[]string{"--provider", "tcp", "--device", "127.0.0.2", "--listen", "127.0.0.2:0", "--cluster-key-file", key},
+			[]string{"--provider", "tcp", "--device", "127.0.0.3,127.0.0.4", "--cluster-key-file", key},
+			"tcp",
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cmd, _ := command(t, append([]string{"kv", "prefill", "--pool", "256MiB", "--json", "-"}, tc.prefill...)...)
+			out := pipe(t, cmd)
+			var first struct{ Address string }
+			if err := json.Unmarshal([]byte(out.line()), &first); err != nil || first.Address == "" {
+				t.Fatalf("prefill printed %+v (%v), want an address", first, err)
+			}
+			decode := []string{"kv", "decode", "--from", first.Address, "--requests", "5", "--speed", "20", "--pool", "256MiB", "--json", "-"}
+			stdout, stderr, code := tool(t, append(decode, tc.decode...)...)
+			if code != exitOK {
+				t.Fatalf("decode: exit code %d: %s", code, stderr)
+			}
+			if r := decodeJSON(t, stdout); number(t, r, "verified_requests") != 5 || r["path"] != tc.path {
+				t.Errorf("decode: %v verified over %v", r["verified_requests"], r["path"])
+			}
+			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			last := out.line()
+			if err := cmd.Wait(); err != nil {
+				t.Errorf("prefill ended with %v", err)
+			}
+			if r := decodeJSON(t, last); number(t, r, "done") != 5 || number(t, r, "leaked_pages") != 0 {
+				t.Errorf("prefill reported %v", r)
+			}
+		})
+	}
+}
+
+// TestClusterKeyIsProved connects by host:port, which uses the network also on one host, with the right key and a wrong one.
+func TestClusterKeyIsProved(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, secret string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(secret), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	right, wrong := file("right", "a secret"), file("wrong", "another")
+	port := freePort(t)
+	cmd, _ := command(t, "kv", "prefill", "--pool", "256MiB", "--json", "-", "--provider", "tcp", "--cluster-key-file", right,
+		"--listen", "0.0.0.0:"+port, "--advertise", "127.0.0.2:"+port)
+	out := pipe(t, cmd)
+	out.line()
+	decode := []string{"kv", "decode", "--provider", "tcp", "--from", "127.0.0.2:" + port, "--requests", "2", "--speed", "20", "--pool", "256MiB"}
+	failsWith(t, []string{"key"}, append(decode, "--cluster-key-file", wrong)...)
+	failsWith(t, []string{"key"}, decode...)
+	if _, stderr, code := tool(t, append(decode, "--cluster-key-file", right)...); code != exitOK {
+		t.Errorf("exit code %d with the right key: %s", code, stderr)
 	}
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	last := out.line()
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("prefill ended with %v", err)
+	if r := decodeJSON(t, out.line()); number(t, r, "jobs") != 2 {
+		t.Errorf("prefill reported %v, want 2 jobs", r)
 	}
-	if r := decodeJSON(t, last); number(t, r, "done") != 5 || number(t, r, "leaked_pages") != 0 {
-		t.Errorf("prefill reported %v", r)
+	_ = cmd.Wait()
+}
+
+// freePort is a port that nobody used a moment ago.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
 	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
 }
 
 // lines reads what a running command prints.
@@ -149,7 +268,7 @@ func (l lines) line() string {
 func TestSignalsLeaveNothingBehind(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL} {
 		t.Run(sig.String(), func(t *testing.T) {
-			cmd, id := command(t, "kv", "replay", "--requests", "100000", "--pool", "256MiB")
+			cmd, id := command(t, "kv", "replay", "--requests", "100000", "--pool", "512MiB")
 			errs, err := cmd.StderrPipe()
 			if err != nil {
 				t.Fatal(err)
@@ -157,11 +276,7 @@ func TestSignalsLeaveNothingBehind(t *testing.T) {
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			for deadline := time.Now().Add(hang); len(processes(id)) < 3; {
-				if time.Now().After(deadline) {
-					t.Fatal("the children never started")
-				}
-			}
+			awaitChildren(t, id)
 			if err := cmd.Process.Signal(sig); err != nil {
 				t.Fatal(err)
 			}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -25,6 +26,9 @@ type Parker struct {
 	sink   [8]byte // what reading the eventfd gives; here, because a local would escape to the heap under the race detector
 	ready  bool
 	poll   func(fd uintptr) bool // made once: a closure per Park would allocate
+
+	mu     sync.RWMutex // held while the eventfd is written, so that it stays open
+	closed bool         // guarded by mu
 }
 
 // NewParker makes a Parker; Close frees its two descriptors.
@@ -63,6 +67,11 @@ var one = [8]byte{1}
 func (p *Parker) Wake() {
 	if p.rung.Swap(true) {
 		return
+	}
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	if p.closed {
+		return // the descriptor may be somebody else's by now
 	}
 	_, _ = unix.Write(p.bell, one[:]) // fails only when the counter is full, and then the owner wakes anyway
 }
@@ -125,6 +134,8 @@ func (p *Parker) check(ep uintptr) bool {
 
 // Close frees the descriptors. No other method may be running or be called later, except Wake, which becomes useless.
 func (p *Parker) Close() error {
-	p.rung.Store(true) // a late Wake must not write to a descriptor that may have been reused
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
 	return errors.Join(p.epoll.Close(), unix.Close(p.bell))
 }

@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func newParker(t testing.TB) *Parker {
@@ -80,6 +82,41 @@ func TestNoWakeIsLost(t *testing.T) {
 	}
 	if !<-done {
 		t.Fatal("wake lost on the other side")
+	}
+}
+
+// A wake that comes too late must not write to a descriptor that somebody else has opened in the meantime.
+func TestLateWakeTouchesNoOtherDescriptor(t *testing.T) {
+	for i := range 5000 {
+		p, err := NewParker()
+		if err != nil {
+			t.Fatal(err)
+		}
+		started, woken := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(woken)
+			close(started)
+			p.Wake()
+		}()
+		<-started
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
+		}
+		var others [2]int // they take the numbers of the two that were closed
+		for i := range others {
+			if others[i], err = unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC); err != nil {
+				t.Fatal(err)
+			}
+		}
+		<-woken
+		for _, fd := range others {
+			var b [8]byte
+			_, err = unix.Read(fd, b[:])
+			unix.Close(fd)
+			if err != unix.EAGAIN {
+				t.Fatalf("round %d: a descriptor of somebody else holds %v (%v)", i, b, err)
+			}
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package rail
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/hawser-project/hawser/provider"
@@ -17,7 +18,9 @@ type fakeDomain struct {
 	fenced  []provider.Peer
 	closed  bool
 	regs    int
+	polls   int
 	pollErr error
+	postErr error
 }
 
 func newFake(depth int) *fakeDomain {
@@ -47,6 +50,9 @@ func (d *fakeDomain) Disconnect(provider.Peer) error { return nil }
 func (d *fakeDomain) Fence(p provider.Peer) error    { d.fenced = append(d.fenced, p); return nil }
 
 func (d *fakeDomain) Post(wrs []provider.WR) (int, error) {
+	if d.postErr != nil {
+		return 0, d.postErr
+	}
 	n := min(len(wrs), d.accept)
 	for _, wr := range wrs[:n] {
 		if wr.Op == provider.OpRecv {
@@ -59,9 +65,10 @@ func (d *fakeDomain) Post(wrs []provider.WR) (int, error) {
 }
 
 func (d *fakeDomain) Poll(cs []provider.Completion) (int, error) {
+	d.polls++
 	n := copy(cs, d.ready)
 	d.ready = d.ready[n:]
-	return n, d.pollErr
+	return n, errors.Join(d.pollErr, d.postErr) // a dead domain stays dead
 }
 func (d *fakeDomain) Arm() bool    { return len(d.ready) > 0 }
 func (d *fakeDomain) Close() error { d.closed = true; return nil }

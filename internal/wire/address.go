@@ -70,7 +70,7 @@ type Descriptor struct {
 func (m *Descriptor) fields(c *codec) {
 	m.signed(c)
 	c.array(m.MAC[:])
-	c.str(&m.Addr, maxAddr)
+	c.str(&m.Addr, MaxAddr)
 }
 
 func (m *Descriptor) signed(c *codec) {

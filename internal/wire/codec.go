@@ -114,6 +114,15 @@ func (c *codec) str(v *string, limit int) {
 	}
 }
 
+// text is a string for people: what is too long is cut when it is written.
+func (c *codec) text(v *string) {
+	if !c.reading && len(*v) > maxText {
+		cut := (*v)[:maxText]
+		v = &cut
+	}
+	c.str(v, maxText)
+}
+
 // length is the count of a variable field, checked against its limit before anybody allocates for it.
 func (c *codec) length(n, limit int) int {
 	u := uint32(n)
@@ -139,6 +148,7 @@ func list[T any, P interface {
 		}
 		return
 	}
+	*v = nil
 	for range n { // grows as elements are found to be there, not by the peer's word
 		var e T
 		P(&e).fields(c)
@@ -158,6 +168,7 @@ func (c *codec) strs(v *[]string, limit, each int) {
 		}
 		return
 	}
+	*v = nil
 	for range n {
 		var s string
 		c.str(&s, each)

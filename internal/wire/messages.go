@@ -29,14 +29,17 @@ const (
 // FlagOptional marks messages that a receiver may ignore.
 const FlagOptional uint16 = 1
 
-// Limits of what a peer may say.
+// Limits of what a peer may say that whoever speaks must know.
+const (
+	MaxRails = 64   // of one engine
+	MaxAddr  = 4096 // bytes of a printable Addr
+)
+
 const (
 	maxName     = 256
 	maxText     = 4096
-	maxRails    = 64
 	maxEndpoint = 16
 	maxHost     = 512
-	maxAddr     = 4096
 )
 
 // ID is an identity: random for each Open.
@@ -78,9 +81,9 @@ func (m *Hello) fields(c *codec) {
 	c.array(m.Nonce[:])
 	c.u8(&m.Keyed)
 	c.str(&m.Name, maxName)
-	c.str(&m.Addr, maxAddr)
+	c.str(&m.Addr, MaxAddr)
 	c.str(&m.Require, maxName)
-	list(c, &m.Rails, maxRails)
+	list(c, &m.Rails, MaxRails)
 }
 
 // Welcome accepts a Hello. MAC proves the cluster key over both messages.
@@ -98,8 +101,8 @@ func (m *Welcome) fields(c *codec) {
 	c.array(m.ID[:])
 	c.array(m.Nonce[:])
 	c.str(&m.Name, maxName)
-	c.str(&m.Addr, maxAddr)
-	list(c, &m.Rails, maxRails)
+	c.str(&m.Addr, MaxAddr)
+	list(c, &m.Rails, MaxRails)
 	c.array(m.MAC[:])
 }
 
@@ -133,7 +136,7 @@ func (m *Refuse) fields(c *codec) {
 	v := uint16(m.Code)
 	c.u16(&v)
 	m.Code = Refusal(v)
-	c.str(&m.Text, maxText)
+	c.text(&m.Text)
 }
 
 // Link is one proposed connection: which rail of the dialer and which of the answerer, and the sender's one-time address for it.
@@ -157,19 +160,19 @@ type Links struct {
 
 func (m *Links) fields(c *codec) {
 	c.str(&m.Path, maxName)
-	c.str(&m.Reason, maxText)
-	list(c, &m.Links, maxRails)
+	c.text(&m.Reason)
+	list(c, &m.Links, MaxRails)
 }
 
 // LinksReply answers Links.
 type LinksReply struct{ Links []Link }
 
-func (m *LinksReply) fields(c *codec) { list(c, &m.Links, maxRails) }
+func (m *LinksReply) fields(c *codec) { list(c, &m.Links, MaxRails) }
 
 // LinksDone says whether the sender's side of all links came up; Fault is empty when it did.
 type LinksDone struct{ Fault string }
 
-func (m *LinksDone) fields(c *codec) { c.str(&m.Fault, maxText) }
+func (m *LinksDone) fields(c *codec) { c.text(&m.Fault) }
 
 // Resolve asks for the keys of a descriptor.
 type Resolve struct{ Descriptor Descriptor }
@@ -206,11 +209,11 @@ func (m *Resolved) fields(c *codec) {
 	v := uint16(m.Fault)
 	c.u16(&v)
 	m.Fault = Fault(v)
-	c.str(&m.Text, maxText)
-	list(c, &m.Keys, maxRails)
+	c.text(&m.Text)
+	list(c, &m.Keys, MaxRails)
 }
 
 // Bye ends a session in peace.
 type Bye struct{ Reason string }
 
-func (m *Bye) fields(c *codec) { c.str(&m.Reason, maxText) }
+func (m *Bye) fields(c *codec) { c.text(&m.Reason) }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"reflect"
+	"strings"
 	"testing"
 )
 
@@ -43,6 +44,25 @@ func TestMessagesComeBackEqual(t *testing.T) {
 		}
 		if err := Parse(append(b, 0), reflect.New(reflect.TypeOf(m).Elem()).Interface().(Message)); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%T with a byte too many: %v", m, err)
+		}
+	}
+}
+
+// A reason that is too long for a message arrives cut, not as a message that its reader refuses.
+func TestLongTextsAreCut(t *testing.T) {
+	long := strings.Repeat("x", 3*maxText)
+	var r Refuse
+	if err := Parse(Append(nil, &Refuse{Code: RefusePath, Text: long}), &r); err != nil || r.Text != long[:maxText] {
+		t.Fatalf("%d bytes, %v", len(r.Text), err)
+	}
+}
+
+// A message may be used again: what it held before does not mix with what is read.
+func TestParseReplacesLists(t *testing.T) {
+	for _, m := range samples() {
+		b := Append(nil, m)
+		if err := Parse(b, m); err != nil || !bytes.Equal(Append(nil, m), b) {
+			t.Errorf("%T: %v, %+v", m, err, m)
 		}
 	}
 }

@@ -70,7 +70,6 @@ type replay struct {
 
 	mu       sync.Mutex // guards the rest
 	report   Report
-	done     int
 	running  int
 	life     time.Duration // moving average from arrival to ready
 	ttft     []float64     // ms

@@ -46,7 +46,7 @@ func Open(path string, limit int) ([]Request, error) {
 	if err != nil {
 		return nil, fmt.Errorf("trace: %w", err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	return Read(f, path, limit)
 }
 

@@ -132,7 +132,10 @@ func newFakePair(t *testing.T, wrapA func(provider.Domain) provider.Domain) *fak
 func (p *fakePair) until(t *testing.T, d provider.Domain, kind provider.Kind) provider.Completion {
 	t.Helper()
 	cs := make([]provider.Completion, 4)
-	for range 100000 {
+	for round := 0; ; round++ {
+		if round == 100000 {
+			t.Fatalf("no %v", kind)
+		}
 		if i := slices.IndexFunc(p.seen[d], func(c provider.Completion) bool { return c.Kind == kind }); i >= 0 {
 			c := p.seen[d][i]
 			p.seen[d] = slices.Delete(p.seen[d], i, i+1)
@@ -146,8 +149,6 @@ func (p *fakePair) until(t *testing.T, d provider.Domain, kind provider.Kind) pr
 			p.seen[x] = append(p.seen[x], cs[:n]...)
 		}
 	}
-	t.Fatalf("no %v", kind)
-	panic("unreachable")
 }
 
 func (p *fakePair) write(t *testing.T, token uint64) {

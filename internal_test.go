@@ -1,0 +1,126 @@
+package hawser
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/hawser-project/hawser/internal/rail"
+	"github.com/hawser-project/hawser/provider"
+	"github.com/hawser-project/hawser/provider/sim"
+)
+
+// Tests have no safety net: a lost wake is a hang.
+func init() { maxSleep = time.Hour }
+
+// hang bounds every wait of a test.
+const hang = 20 * time.Second
+
+func simEngine(t *testing.T, f *sim.Fabric, host string) *Engine {
+	t.Helper()
+	e, err := Open(t.Context(), Options{Providers: []provider.Provider{f.Provider(host)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+// Who was checked before the engine closed and submits after its worker has ended still gets an answer, and Close waits for it.
+func TestCloseWaitsForWhoIsAboutToSubmit(t *testing.T) {
+	f := sim.New(sim.Config{})
+	a, b := simEngine(t, f, "a"), simEngine(t, f, "b")
+	p, err := a.Connect(t.Context(), b.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := a.takeOp("signal")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := o.fillSignal(&Signal{To: p, Imm: 1}); err != nil {
+		t.Fatal(err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	closed := make(chan error, 1)
+	go func() { closed <- a.Close(gone) }()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for a.worker.group.Call(func(*rail.Group) {}) { // until the group is closed
+		<-tick.C
+	}
+	o.transfer = a.newTransfer()
+	tr := o.transfer
+	if err := a.submit(o); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), hang)
+	defer cancel()
+	if err := tr.Wait(ctx); !errors.Is(err, ErrClosed) {
+		t.Fatalf("submitted too late: %v", err)
+	}
+	if err := <-closed; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Peers that come and go under ever new identities cost a bounded amount of memory. One that is there stays the same, and one that
+// was fenced stays fenced.
+func TestGonePeersAreForgotten(t *testing.T) {
+	f := sim.New(sim.Config{})
+	a, b := simEngine(t, f, "a"), simEngine(t, f, "b")
+	live, err := a.Connect(t.Context(), b.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := a.Alloc(1, MemOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	serial := r.Descriptor(r.All(), RightWrite).d.Gen
+	fenced := a.peer(ID{1})
+	if err := a.Fence(t.Context(), fenced); err != nil {
+		t.Fatal(err)
+	}
+	for n := 0; n < 2*maxGone || a.known(ID{1}) == fenced; n++ { // which one is forgotten is left to chance
+		var id ID
+		_, _ = rand.Read(id[:])
+		a.peer(id)
+	}
+	if n := len(a.peers); n > maxGone {
+		t.Fatalf("%d peers are known, want at most %d", n, maxGone)
+	}
+	if a.peer(live.ID()) != live || !live.Up() {
+		t.Fatal("a peer that is up was forgotten")
+	}
+	if got := a.staleSerial(ID{1}); got < serial {
+		t.Fatalf("descriptors up to %d are stale for a fenced peer, want %d", got, serial)
+	}
+	conn, far := net.Pipe()
+	defer far.Close()
+	if _, err := fenced.claim(conn, false); !errors.Is(err, ErrRefused) {
+		t.Fatalf("a session of a peer that was forgotten: %v", err)
+	}
+}
+
+// A pooled operation does not keep the memory of an unusually large request.
+func TestPoolKeepsNoLargeLists(t *testing.T) {
+	a := simEngine(t, sim.New(sim.Config{}), "a")
+	o, err := a.takeOp("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.SrcIdx, o.DstIdx, o.Data = make([]uint32, keepPages+1), make([]uint32, keepPages+1), make([]byte, keepData+1)
+	a.dropOp(o)
+	if cap(o.SrcIdx) > 0 || cap(o.DstIdx) > 0 || cap(o.Data) > 0 {
+		t.Fatalf("an idle operation keeps %d and %d pages, %d bytes", cap(o.SrcIdx), cap(o.DstIdx), cap(o.Data))
+	}
+}
