@@ -127,7 +127,7 @@ const statusGap = 5 * time.Second
 // status is the progress of long work: one line that is overwritten on a terminal, a line every statusGap elsewhere, if there is
 // progress.
 type status struct {
-	w     io.Writer
+	f     *os.File
 	tty   bool
 	shown bool      // a line stands on the terminal
 	last  string    // line elsewhere
@@ -136,25 +136,29 @@ type status struct {
 
 func newStatus(f *os.File) *status {
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return &status{w: f, tty: err == nil, next: time.Now().Add(statusGap)}
+	return &status{f: f, tty: err == nil, next: time.Now().Add(statusGap)}
 }
 
 func (s *status) show(format string, args ...any) {
 	line := fmt.Sprintf(format, args...)
 	if s.tty {
-		fmt.Fprintf(s.w, "\r\x1b[K%s", line)
+		// A line that wraps could not be overwritten.
+		if size, err := unix.IoctlGetWinsize(int(s.f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 1 {
+			line = line[:min(len(line), int(size.Col)-1)]
+		}
+		fmt.Fprintf(s.f, "\r\x1b[K%s", line)
 		s.shown = true
 		return
 	}
 	if now := time.Now(); now.After(s.next) && line != s.last {
-		fmt.Fprintln(s.w, line)
+		fmt.Fprintln(s.f, line)
 		s.last, s.next = line, now.Add(statusGap)
 	}
 }
 
 func (s *status) clear() {
 	if s.shown {
-		fmt.Fprint(s.w, "\r\x1b[K")
+		fmt.Fprint(s.f, "\r\x1b[K")
 		s.shown = false
 	}
 }
