@@ -112,7 +112,7 @@ func (e *Engine) greet(ctx context.Context, conn net.Conn, want ID) (*Peer, erro
 	c := &control{conn: conn}
 	hello := &wire.Hello{
 		Magic: wire.Magic, Min: wire.MinVersion, Max: wire.MaxVersion, ID: e.id, Want: want,
-		Name: e.opts.Name, Addr: e.addr.String(), Rails: e.wireRails(), Keyed: e.keyed(), Require: e.opts.Require,
+		Name: e.opts.Name, Rails: e.wireRails(), Keyed: e.keyed(), Require: e.opts.Require,
 	}
 	_, _ = rand.Read(hello.Nonce[:])
 	helloBytes, err := c.write(wire.TypeHello, hello)
@@ -199,7 +199,7 @@ func (e *Engine) answer(conn net.Conn) error {
 		return err
 	}
 	w := &wire.Welcome{
-		Version: min(h.Max, wire.MaxVersion), ID: e.id, Name: e.opts.Name, Addr: e.addr.String(), Rails: e.wireRails(),
+		Version: min(h.Max, wire.MaxVersion), ID: e.id, Name: e.opts.Name, Rails: e.wireRails(),
 	}
 	_, _ = rand.Read(w.Nonce[:])
 	w.MAC = e.mac("welcome", helloBytes, wire.Append(nil, w))

@@ -1,6 +1,8 @@
 package hawser
 
 import (
+	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -159,14 +161,30 @@ func (c *callbacks) run() {
 	}
 }
 
-// stop runs what is queued and joins the goroutine.
-func (c *callbacks) stop() {
+// stop runs what is queued and joins the goroutine, unless a user's function does not return: then the error says so, graceTime
+// after the end of ctx.
+func (c *callbacks) stop(ctx context.Context) error {
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
 	signal(c.more)
-	<-c.done
+	select {
+	case <-c.done:
+		return nil
+	case <-ctx.Done():
+	}
+	grace := time.NewTimer(graceTime)
+	defer grace.Stop()
+	select {
+	case <-c.done:
+		return nil
+	case <-grace.C:
+		return fmt.Errorf("%w: a callback of OnPeer does not return", ErrBusy)
+	}
 }
+
+// graceTime is for callbacks that are about to return when the time of Close is over.
+const graceTime = time.Second
 
 // signal fills a channel of capacity 1.
 func signal(c chan struct{}) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/internal/wire"
+	"github.com/hawser-project/hawser/provider/tcp"
 )
 
 // syncBuffer collects log lines of several goroutines.
@@ -121,4 +122,172 @@ func TestDialingAStrangerNamesIt(t *testing.T) {
 	if !errors.Is(err, hawser.ErrPeerDown) || !strings.Contains(err.Error(), "does not speak the hawser control protocol") {
 		t.Fatal(err)
 	}
+}
+
+// What an answerer says is checked as closely as what a dialer says.
+func TestHostileAnswerers(t *testing.T) {
+	propose := func(path string, rails ...uint16) func(*puppet) {
+		return func(x *puppet) {
+			m := &wire.Links{Path: path}
+			for _, r := range rails {
+				m.Links = append(m.Links, wire.Link{Dialer: r, Addr: []byte("no address")})
+			}
+			x.send(wire.TypeLinks, 0, m)
+		}
+	}
+	for name, tc := range map[string]struct {
+		require string
+		key     string
+		own     bool
+		welcome func(*wire.Welcome)
+		then    func(*puppet)
+		want    error
+	}{
+		"version of the future":   {welcome: func(w *wire.Welcome) { w.Version = 9 }, want: hawser.ErrRefused},
+		"our own identity":        {own: true, want: hawser.ErrRefused},
+		"another cluster's proof": {key: "secret", welcome: func(w *wire.Welcome) { w.MAC[0] ^= 1 }, want: hawser.ErrRefused},
+		"no proof":                {key: "secret", welcome: func(w *wire.Welcome) { w.MAC = [32]byte{} }, want: hawser.ErrRefused},
+		"up without links":        {then: func(x *puppet) { x.send(wire.TypeUp, 0, nil) }, want: hawser.ErrRefused},
+		"path without links":      {then: propose("sim"), want: hawser.ErrRefused},
+		"rail that is not there":  {then: propose("sim", 7), want: hawser.ErrRefused},
+		"rail of another network": {then: propose("sim", 1), want: hawser.ErrRefused},
+		"path that is refused":    {require: "sim", then: propose("tcp", 1), want: hawser.ErrRefused},
+		"question too early":      {then: func(x *puppet) { x.send(wire.TypeResolve, 1, &wire.Resolve{}) }, want: hawser.ErrRefused},
+		"hang up":                 {then: func(x *puppet) { x.hangUp() }, want: hawser.ErrPeerDown},
+		"unreadable":              {then: func(x *puppet) { _, _ = x.conn.Write(make([]byte, 100)) }, want: hawser.ErrRefused},
+		"up after a failed path": {then: func(x *puppet) {
+			propose("sim", 0)(x)
+			x.read(wire.TypeLinksReply, nil)
+			x.read(wire.TypeLinksDone, nil)
+			x.send(wire.TypeUp, 0, nil)
+		}, want: hawser.ErrRefused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x, e := simPuppet(t, func(o *hawser.Options) {
+				o.Providers = append(o.Providers, tcp.New())
+				o.Rails = append(o.Rails, hawser.Rail{Provider: "tcp", Device: "127.0.0.1"})
+				o.Require, o.ClusterKey = tc.require, []byte(tc.key)
+			})
+			if tc.key != "" {
+				x.key = []byte(tc.key)
+			}
+			if tc.own {
+				x.id = wire.ID(e.ID())
+			}
+			welcome := tc.welcome
+			if welcome == nil {
+				welcome = func(*wire.Welcome) {}
+			}
+			connected := x.answer(e, welcome)
+			if tc.then != nil {
+				x.read(wire.TypeAuth, nil)
+				tc.then(x)
+			}
+			if err := <-connected; !errors.Is(err, tc.want) {
+				t.Errorf("%v, want %v", err, tc.want)
+			}
+		})
+	}
+}
+
+// Answers that make no sense cost the peer its session; answers to nothing are ignored.
+func TestHostileAnswersToAnImport(t *testing.T) {
+	for name, tc := range map[string]struct {
+		answer func(x *puppet, request uint64)
+		want   error // nil: the import works
+	}{
+		"twice, and to questions never asked": {func(x *puppet, request uint64) {
+			for _, n := range []uint64{request + 1, request, request, 0} {
+				x.send(wire.TypeResolved, n, &wire.Resolved{Keys: []wire.Key{{ID: 1}}})
+			}
+		}, nil},
+		"too few keys": {func(x *puppet, request uint64) {
+			x.send(wire.TypeResolved, request, &wire.Resolved{})
+		}, hawser.ErrPeerDown},
+		"too many keys": {func(x *puppet, request uint64) {
+			x.send(wire.TypeResolved, request, &wire.Resolved{Keys: make([]wire.Key, 2)})
+		}, hawser.ErrPeerDown},
+		"another message": {func(x *puppet, request uint64) {
+			x.send(wire.TypeResolved, request, &wire.Bye{Reason: "no"})
+		}, hawser.ErrPeerDown},
+		"unknown type": {func(x *puppet, _ uint64) { x.send(999, 0, nil) }, hawser.ErrPeerDown},
+		"refused": {func(x *puppet, request uint64) {
+			x.send(wire.TypeResolved, request, &wire.Resolved{Fault: wire.FaultAccess})
+		}, hawser.ErrAccess},
+		"hang up": {func(x *puppet, _ uint64) { x.hangUp() }, hawser.ErrPeerDown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x, e := simPuppet(t, nil)
+			x.up(e)
+			var d hawser.Descriptor
+			if err := d.UnmarshalBinary(wire.Append(nil, &wire.Descriptor{Owner: x.id, Len: 8})); err != nil {
+				t.Fatal(err)
+			}
+			imported := make(chan error, 1)
+			go func() {
+				_, err := e.Import(testContext(t), d)
+				imported <- err
+			}()
+			for {
+				f, err := wire.ReadFrame(x.conn, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if f.Type == wire.TypeResolve {
+					tc.answer(x, f.Request)
+					break
+				}
+			}
+			if err := <-imported; !errors.Is(err, tc.want) {
+				t.Fatalf("%v, want %v", err, tc.want)
+			}
+			down := tc.want != nil && errors.Is(tc.want, hawser.ErrPeerDown)
+			if down {
+				x.hangUp()
+			}
+			eventually(t, "the session is what it should be", func() bool { return e.Stats().Peers[0].Up != down })
+		})
+	}
+}
+
+// What a peer may ask for is bounded by what it was given.
+func TestHostileQuestions(t *testing.T) {
+	x, e := simPuppet(t, nil)
+	x.up(e)
+	r, err := e.Alloc(4096, hawser.MemOptions{Heap: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := r.Descriptor(r.Slice(0, 10), hawser.RightWrite).MarshalBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*wire.Descriptor){
+		"given":         func(*wire.Descriptor) {},
+		"longer":        func(d *wire.Descriptor) { d.Len = 4096 },
+		"another owner": func(d *wire.Descriptor) { d.Owner = x.id },
+		"later serial":  func(d *wire.Descriptor) { d.Gen++ },
+		"more rights":   func(d *wire.Descriptor) { d.Rights = 0xff },
+		"no proof":      func(d *wire.Descriptor) { d.MAC = [16]byte{} },
+	} {
+		var d wire.Descriptor
+		if err := wire.Parse(raw, &d); err != nil {
+			t.Fatal(err)
+		}
+		change(&d)
+		want := wire.FaultAccess
+		if name == "given" {
+			want = wire.FaultNone
+		}
+		for range 100 { // and asking again and again costs nothing
+			x.send(wire.TypeResolve, 1, &wire.Resolve{Descriptor: d})
+			var res wire.Resolved
+			x.read(wire.TypeResolved, &res)
+			if res.Fault != want {
+				t.Fatalf("%s: fault %d (%s), want %d", name, res.Fault, res.Text, want)
+			}
+		}
+	}
+	x.send(999, 0, nil)
+	x.closed()
 }

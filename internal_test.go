@@ -72,6 +72,40 @@ func TestCloseWaitsForWhoIsAboutToSubmit(t *testing.T) {
 	}
 }
 
+// An engine that closes takes nothing more, and waits for what it has taken.
+func TestCloseDrains(t *testing.T) {
+	f := sim.New(sim.Config{})
+	a, b := simEngine(t, f, "a"), simEngine(t, f, "b")
+	p, err := a.Connect(t.Context(), b.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := a.takeOp("signal")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- a.Close(context.Background()) }()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for !a.closing.Load() {
+		<-tick.C
+	}
+	for range 20 {
+		<-tick.C
+		if _, err := a.Signal(Signal{To: p, Imm: 1}); !errors.Is(err, ErrClosed) {
+			t.Fatalf("signal while closing: %v", err)
+		}
+		if !p.Up() {
+			t.Fatal("the session has ended before the engine was drained")
+		}
+	}
+	a.dropOp(o)
+	if err := <-closed; err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Peers that come and go under ever new identities cost a bounded amount of memory. One that is there stays the same, and one that
 // was fenced stays fenced.
 func TestGonePeersAreForgotten(t *testing.T) {

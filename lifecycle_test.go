@@ -560,7 +560,11 @@ func (d *spyDomain) Poll(cs []provider.Completion) (int, error) {
 func TestBusyWorkerWakesItsWaiters(t *testing.T) {
 	x, e := simPuppet(t, func(o *hawser.Options) { o.Providers[0] = &spy{Provider: o.Providers[0], noise: true} })
 	peers := make(chan *hawser.Peer, 1)
-	e.OnPeer(func(ev hawser.PeerEvent) { peers <- ev.Peer })
+	e.OnPeer(func(ev hawser.PeerEvent) {
+		if ev.Kind == hawser.PeerUp {
+			peers <- ev.Peer
+		}
+	})
 	soon(t, "a region is made", func() {
 		if _, err := e.Alloc(1, hawser.MemOptions{Heap: true}); err != nil {
 			t.Error(err)
@@ -608,4 +612,30 @@ func TestEachSideChecksTheClusterKey(t *testing.T) {
 	x.hangUp()
 	x.key = key
 	x.up(e)
+}
+
+// A callback that never returns costs the engine nothing but the wait that its user allowed.
+func TestCloseDoesNotHangOnACallback(t *testing.T) {
+	w := newWorld(t, "sim")
+	a, err := hawser.Open(testContext(t), w.options(0, 1)) // this test closes it, and no clean-up
+	if err != nil {
+		t.Fatal(err)
+	}
+	hold, entered := make(chan struct{}), make(chan struct{}, 8)
+	a.OnPeer(func(hawser.PeerEvent) {
+		entered <- struct{}{}
+		<-hold
+	})
+	defer close(hold)
+	if _, err := a.Connect(testContext(t), w.engine(t, 1, 1).Addr()); err != nil {
+		t.Fatal(err)
+	}
+	<-entered
+	ctx, cancel := context.WithCancel(testContext(t))
+	cancel()
+	soon(t, "close", func() {
+		if err := a.Close(ctx); !errors.Is(err, hawser.ErrBusy) {
+			t.Errorf("close beside a callback that does not return: %v", err)
+		}
+	})
 }

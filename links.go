@@ -83,7 +83,7 @@ func (s *session) followLinks(ctx context.Context, c *control) error {
 		if err != nil {
 			return err
 		}
-		if t == wire.TypeUp {
+		if t == wire.TypeUp && s.linked.Load() {
 			return nil
 		}
 		var m wire.Links

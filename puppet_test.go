@@ -132,17 +132,22 @@ func (x *puppet) greet(e *hawser.Engine) {
 // prove sends Auth.
 func (x *puppet) prove() {
 	x.Helper()
-	var a wire.Auth
-	if x.key != nil {
-		h := hmac.New(sha256.New, x.key)
-		fmt.Fprint(h, "hawser control auth\n")
-		for _, p := range [][]byte{x.hello, x.welcome} {
-			fmt.Fprintf(h, "%d\n", len(p))
-			h.Write(p)
-		}
-		copy(a.MAC[:], h.Sum(nil))
+	x.send(wire.TypeAuth, 0, &wire.Auth{MAC: x.mac("auth", x.hello, x.welcome)})
+}
+
+// mac proves the cluster key, as the engine does.
+func (x *puppet) mac(who string, parts ...[]byte) (sum [32]byte) {
+	if x.key == nil {
+		return sum
 	}
-	x.send(wire.TypeAuth, 0, &a)
+	h := hmac.New(sha256.New, x.key)
+	fmt.Fprintf(h, "hawser control %s\n", who)
+	for _, p := range parts {
+		fmt.Fprintf(h, "%d\n", len(p))
+		h.Write(p)
+	}
+	copy(sum[:], h.Sum(nil))
+	return sum
 }
 
 // proposal reads Links.
@@ -206,6 +211,33 @@ func (x *puppet) up(e *hawser.Engine) {
 	x.connect()
 	x.send(wire.TypeLinksDone, 0, &wire.LinksDone{})
 	x.read(wire.TypeUp, nil)
+}
+
+// answer listens, has e connect to it, and answers until it has read Auth. The result of Connect comes over the channel.
+func (x *puppet) answer(e *hawser.Engine, change func(*wire.Welcome)) <-chan error {
+	x.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		x.Fatal(err)
+	}
+	defer l.Close()
+	connected := make(chan error, 1)
+	ctx := testContext(x)
+	go func() {
+		_, err := e.Connect(ctx, l.Addr().String())
+		connected <- err
+	}()
+	if x.conn, err = l.Accept(); err != nil {
+		x.Fatal(err)
+	}
+	_ = x.conn.SetDeadline(time.Now().Add(hang))
+	var h wire.Hello
+	x.hello = append([]byte(nil), x.read(wire.TypeHello, &h)...)
+	w := &wire.Welcome{Version: wire.MaxVersion, ID: x.id, Name: "puppet"}
+	w.MAC = x.mac("welcome", x.hello, wire.Append(nil, w))
+	change(w)
+	x.send(wire.TypeWelcome, 0, w)
+	return connected
 }
 
 // closed waits until the engine has closed the control connection.

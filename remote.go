@@ -50,9 +50,8 @@ func (e *Engine) Import(ctx context.Context, d Descriptor) (*Remote, error) {
 		r.rr.Keys = append(r.rr.Keys, provider.Key{ID: k.ID, Base: k.Base})
 	}
 	if len(r.rr.Keys) != s.want {
-		err := fmt.Errorf("%d keys for %d links", len(r.rr.Keys), s.want)
-		s.fail(ErrPeerDown, err)
-		return nil, fmt.Errorf("import from %s: %w", p, err)
+		s.fail(ErrPeerDown, fmt.Errorf("%d keys for %d links", len(r.rr.Keys), s.want))
+		return nil, fmt.Errorf("import from %s: %w", p, s.cause())
 	}
 	return r, nil
 }
@@ -87,7 +86,7 @@ func (r *Remote) Slice(off, n uint64) RemoteSlice { return RemoteSlice{Remote: r
 func (s *session) resolve(d *wire.Descriptor) *wire.Resolved {
 	e := s.e
 	want := e.sign(d)
-	if d.Owner != e.id || subtle.ConstantTimeCompare(want[:], d.MAC[:]) != 1 {
+	if subtle.ConstantTimeCompare(want[:], d.MAC[:]) != 1 {
 		return &wire.Resolved{Fault: wire.FaultAccess, Text: "descriptor was not issued by this engine"}
 	}
 	if Rights(d.Rights)&RightWrite == 0 {
@@ -97,7 +96,7 @@ func (s *session) resolve(d *wire.Descriptor) *wire.Resolved {
 		return &wire.Resolved{Fault: wire.FaultStale, Text: "descriptor was issued before this peer was fenced"}
 	}
 	r := e.region(d.Region)
-	if r == nil || r.closed.Load() {
+	if r == nil {
 		return &wire.Resolved{Fault: wire.FaultStale, Text: fmt.Sprintf("region %d is closed", d.Region)}
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, e.opts.PeerTimeout/2) // beats wait behind us

@@ -431,7 +431,7 @@ func (s *session) ask(ctx context.Context, t wire.Type, q, a wire.Message) error
 		case b := <-ch:
 			if err := wire.Parse(b, a); err != nil {
 				s.fail(ErrPeerDown, err)
-				return err
+				return s.cause()
 			}
 			return nil
 		case <-s.ctx.Done():

@@ -59,14 +59,14 @@ func (m *Rail) fields(c *codec) {
 
 // Hello is the first message, from the side that dials.
 type Hello struct {
-	Magic      uint64
-	Min, Max   uint16 // versions
-	ID, Want   ID     // Want is who the dialer means to talk to, zero when it does not know
-	Nonce      [32]byte
-	Keyed      uint8 // 1: has a cluster key
-	Name, Addr string
-	Require    string // the only provider that the dialer accepts, empty for any
-	Rails      []Rail
+	Magic    uint64
+	Min, Max uint16 // versions
+	ID, Want ID     // Want is who the dialer means to talk to, zero when it does not know
+	Nonce    [32]byte
+	Keyed    uint8 // 1: has a cluster key
+	Name     string
+	Require  string // the only provider that the dialer accepts, empty for any
+	Rails    []Rail
 }
 
 // Magic is the first field of Hello: "HAWSER\r\n".
@@ -81,19 +81,18 @@ func (m *Hello) fields(c *codec) {
 	c.array(m.Nonce[:])
 	c.u8(&m.Keyed)
 	c.str(&m.Name, maxName)
-	c.str(&m.Addr, MaxAddr)
 	c.str(&m.Require, maxName)
 	list(c, &m.Rails, MaxRails)
 }
 
 // Welcome accepts a Hello. MAC proves the cluster key over both messages.
 type Welcome struct {
-	Version    uint16
-	ID         ID
-	Nonce      [32]byte
-	Name, Addr string
-	Rails      []Rail
-	MAC        [32]byte
+	Version uint16
+	ID      ID
+	Nonce   [32]byte
+	Name    string
+	Rails   []Rail
+	MAC     [32]byte
 }
 
 func (m *Welcome) fields(c *codec) {
@@ -101,7 +100,6 @@ func (m *Welcome) fields(c *codec) {
 	c.array(m.ID[:])
 	c.array(m.Nonce[:])
 	c.str(&m.Name, maxName)
-	c.str(&m.Addr, MaxAddr)
 	list(c, &m.Rails, MaxRails)
 	c.array(m.MAC[:])
 }
@@ -122,7 +120,6 @@ const (
 	RefusePath                         // no rail of one side reaches a rail of the other
 	RefuseClosing
 	RefuseBusy // the session before is not over yet
-	RefuseLimit
 	RefuseProtocol
 )
 

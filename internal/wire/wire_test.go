@@ -14,8 +14,8 @@ func samples() []Message {
 	rails := []Rail{{Provider: "shm", Fabric: "f", LinkBits: 1}, {Provider: "tcp", Fabric: "g"}}
 	links := []Link{{Dialer: 1, Answerer: 2, Addr: []byte("secret")}, {Dialer: 3}}
 	return []Message{
-		&Hello{Magic: Magic, Min: 1, Max: 2, ID: ID{1}, Want: ID{2}, Nonce: [32]byte{3}, Keyed: 1, Name: "n", Addr: "a", Require: "tcp", Rails: rails},
-		&Welcome{Version: 1, ID: ID{4}, Nonce: [32]byte{5}, Name: "n", Addr: "a", Rails: rails, MAC: [32]byte{6}},
+		&Hello{Magic: Magic, Min: 1, Max: 2, ID: ID{1}, Want: ID{2}, Nonce: [32]byte{3}, Keyed: 1, Name: "n", Require: "tcp", Rails: rails},
+		&Welcome{Version: 1, ID: ID{4}, Nonce: [32]byte{5}, Name: "n", Rails: rails, MAC: [32]byte{6}},
 		&Auth{MAC: [32]byte{7}},
 		&Refuse{Code: RefusePath, Text: "why"},
 		&Links{Path: "shm", Reason: "r", Links: links},
