@@ -274,7 +274,28 @@ func endpoints(a *wire.Addr) []endpoint {
 	return out
 }
 
+// dialEndpoint dials until this or another connection of the same pair is up, or the other side says no.
 func (e *Engine) dialEndpoint(ctx context.Context, end endpoint, id ID) (*Peer, error) {
+	for {
+		p, err := e.dialOnce(ctx, end, id)
+		var r *refusal
+		if err == nil || !errors.As(err, &r) || r.code != wire.RefuseDuplicate {
+			return p, err
+		}
+		if p == nil && id != (ID{}) {
+			p = e.peer(id)
+		}
+		if p.await(ctx) {
+			return p, nil
+		}
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("%w; it did not come up: %w", err, context.Cause(ctx))
+		}
+	}
+}
+
+// dialOnce makes one connection. It returns the peer as soon as it is known, also with an error.
+func (e *Engine) dialOnce(ctx context.Context, end endpoint, id ID) (*Peer, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, end.network, end.addr)
 	if err != nil {
@@ -289,20 +310,10 @@ func (e *Engine) dialEndpoint(ctx context.Context, end endpoint, id ID) (*Peer, 
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
 	defer stop()
 	p, err := e.greet(ctx, conn, id)
-	if err == nil {
-		return p, nil
+	if err != nil {
+		_ = conn.Close()
 	}
-	_ = conn.Close()
-	var r *refusal
-	if errors.As(err, &r) && r.code == wire.RefuseDuplicate {
-		if p == nil && id != (ID{}) {
-			p = e.peer(id)
-		}
-		if p != nil {
-			return p, p.await(ctx, err)
-		}
-	}
-	return nil, err
+	return p, err
 }
 
 // settle waits for a session that the other side is setting up, whatever becomes of it: dialing beside it would replace it.
@@ -321,20 +332,34 @@ func (p *Peer) settle(ctx context.Context) error {
 	}
 }
 
-// await waits for the connection that was preferred to ours.
-func (p *Peer) await(ctx context.Context, cause error) error {
+// await waits for a connection that was preferred to ours, and reports whether it came up. p is nil when it is not known whose that
+// is.
+func (p *Peer) await(ctx context.Context) bool {
+	patience := time.NewTimer(otherTime)
+	defer patience.Stop()
 	for {
-		changed := p.change()
-		if p.Up() {
-			return nil
+		var changed <-chan struct{}
+		if p != nil {
+			changed = p.change()
+			if p.Up() {
+				return true
+			}
 		}
 		select {
 		case <-changed:
+		case <-patience.C:
+			if s := p.latest(); s == nil || s.state.Load() != stateSetup {
+				return false
+			}
+			patience.Reset(otherTime)
 		case <-ctx.Done():
-			return fmt.Errorf("%w; it did not come up: %w", cause, context.Cause(ctx))
+			return false
 		}
 	}
 }
+
+// otherTime is how long the connection that the other side prefers may take to begin. Dialing again is no more than a waste.
+const otherTime = 250 * time.Millisecond
 
 // heartTick is the resolution of liveness.
 const heartTick = 100 * time.Millisecond

@@ -141,7 +141,7 @@ func (e *Engine) greet(ctx context.Context, conn net.Conn, want ID) (*Peer, erro
 		return nil, refuse(wire.RefuseIdentity, "identity %s answers there, wanted %s: it has restarted, or the address is of another engine", ID(w.ID), want)
 	}
 	p := e.peer(ID(w.ID))
-	s, err := p.claim(conn, true)
+	s, err := p.claim(conn, true, nil)
 	if err != nil {
 		return p, err
 	}
@@ -194,6 +194,7 @@ func (e *Engine) answer(conn net.Conn) error {
 	if err != nil {
 		return err
 	}
+	lost := e.known(ID(h.ID)).latest() // whoever dials does not have it any more
 	e.limit(conn, handshakeTime)
 	if err := e.checkHello(&h); err != nil {
 		return err
@@ -214,7 +215,7 @@ func (e *Engine) answer(conn net.Conn) error {
 	if want := e.mac("auth", helloBytes, welcomeBytes); !hmac.Equal(a.MAC[:], want[:]) {
 		return refuse(wire.RefuseKey, "your proof of the cluster key is wrong: both sides need the same key")
 	}
-	s, err := e.peer(ID(h.ID)).claim(conn, false)
+	s, err := e.peer(ID(h.ID)).claim(conn, false, lost)
 	if err != nil {
 		return err
 	}
@@ -261,14 +262,15 @@ func (e *Engine) checkHello(h *wire.Hello) error {
 	return nil
 }
 
-// claim makes the session for a connection whose other side has said who it is, unless another connection is preferred.
-func (p *Peer) claim(conn net.Conn, dialer bool) (*session, error) {
+// claim makes the session for a connection whose other side has said who it is, unless another connection is preferred. lost is the
+// session that was there when the other side dialed.
+func (p *Peer) claim(conn net.Conn, dialer bool, lost *session) (*session, error) {
 	s := p.e.newSession(p, conn, dialer)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	old := p.cur.Load()
 	if old != nil {
-		if err := p.yield(old, dialer); err != nil {
+		if err := p.yield(old, dialer, lost); err != nil {
 			return nil, err
 		}
 	}
@@ -287,8 +289,8 @@ func (p *Peer) claim(conn net.Conn, dialer bool) (*session, error) {
 
 // yield ends the old session in favour of a new connection, or refuses that. When both sides dial at once, both keep what the
 // smaller identity dialed. When one side dials twice, it keeps the first; for the other side the second is the one that counts,
-// because whoever dials again has lost what it had.
-func (p *Peer) yield(old *session, dialer bool) error {
+// because whoever dials again has lost what it had. That is true also of a session that is up, unless it came up since.
+func (p *Peer) yield(old *session, dialer bool, lost *session) error {
 	switch old.state.Load() {
 	case stateSetup:
 		keep := old.dialer == less(p.e.id, p.id)
@@ -300,7 +302,7 @@ func (p *Peer) yield(old *session, dialer bool) error {
 		}
 		old.fail(ErrPeerDown, errReplaced)
 	case stateUp:
-		if dialer {
+		if dialer || old != lost {
 			return refuse(wire.RefuseDuplicate, "already connected")
 		}
 		old.fail(ErrPeerDown, errors.New("peer has connected anew"))

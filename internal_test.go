@@ -140,7 +140,7 @@ func TestGonePeersAreForgotten(t *testing.T) {
 	}
 	conn, far := net.Pipe()
 	defer far.Close()
-	if _, err := fenced.claim(conn, false); !errors.Is(err, ErrRefused) {
+	if _, err := fenced.claim(conn, false, nil); !errors.Is(err, ErrRefused) {
 		t.Fatalf("a session of a peer that was forgotten: %v", err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -380,6 +381,67 @@ func TestFenceInMidHandshake(t *testing.T) {
 				t.Fatal("another peer came back")
 			}
 		})
+	}
+}
+
+// A connection that was dialed before the session came up does not end it; one that is dialed afterwards does: the other side would
+// not dial if it had the session.
+func TestOnlyALaterConnectionReplacesASession(t *testing.T) {
+	x, e := simPuppet(t, nil)
+	early := *x
+	early.greet(e)
+	late := *x
+	connected := late.answer(e, func(*wire.Welcome) {})
+	late.lead()
+	if err := <-connected; err != nil {
+		t.Fatal(err)
+	}
+	early.prove()
+	var r wire.Refuse
+	if early.read(wire.TypeRefuse, &r); r.Code != wire.RefuseDuplicate {
+		t.Fatalf("refused with %d: %s", r.Code, r.Text)
+	}
+	early.hangUp()
+	if !e.Stats().Peers[0].Up {
+		t.Fatal("the session has ended")
+	}
+	x.up(e)
+	late.closed()
+	if !e.Stats().Peers[0].Up {
+		t.Fatal("the later session is not up")
+	}
+	late.hangUp()
+}
+
+// Dialing is refused while the other side dials; when nothing comes of that, we dial again.
+func TestConnectOutlivesADuplicateThatFails(t *testing.T) {
+	x, e := simPuppet(t, nil)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	connected := make(chan error, 1)
+	go func() {
+		_, err := e.Connect(testContext(t), l.Addr().String())
+		connected <- err
+	}()
+	for range 3 {
+		if x.conn, err = l.Accept(); err != nil {
+			t.Fatal(err)
+		}
+		x.read(wire.TypeHello, nil)
+		x.send(wire.TypeRefuse, 0, &wire.Refuse{Code: wire.RefuseDuplicate})
+		x.hangUp()
+	}
+	x.up(e) // the connection of which it spoke
+	if x.conn, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	x.read(wire.TypeHello, nil)
+	x.send(wire.TypeWelcome, 0, &wire.Welcome{Version: wire.MaxVersion, ID: x.id})
+	if err := <-connected; err != nil {
+		t.Fatal(err)
 	}
 }
 

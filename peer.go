@@ -105,6 +105,14 @@ func (p *Peer) Path() string {
 	return ""
 }
 
+// latest is the latest session, nil when there is none, or no peer.
+func (p *Peer) latest() *session {
+	if p == nil {
+		return nil
+	}
+	return p.cur.Load()
+}
+
 // session is the current session if it is up.
 // hot:
 func (p *Peer) session() (*session, error) {

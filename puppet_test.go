@@ -240,6 +240,26 @@ func (x *puppet) answer(e *hawser.Engine, change func(*wire.Welcome)) <-chan err
 	return connected
 }
 
+// lead goes on from there until the link and the session are up.
+func (x *puppet) lead() {
+	x.Helper()
+	x.read(wire.TypeAuth, nil)
+	var addr provider.Addr
+	var err error
+	if x.link, addr, err = x.dom.Offer(); err != nil {
+		x.Fatal(err)
+	}
+	x.send(wire.TypeLinks, 0, &wire.Links{Path: x.dev.Provider, Links: []wire.Link{{Addr: addr}}})
+	var reply wire.LinksReply
+	x.read(wire.TypeLinksReply, &reply)
+	if err := x.dom.Connect(x.link, reply.Links[0].Addr, false); err != nil {
+		x.Fatal(err)
+	}
+	x.await(provider.KindPeerUp)
+	x.read(wire.TypeLinksDone, nil)
+	x.send(wire.TypeUp, 0, nil)
+}
+
 // closed waits until the engine has closed the control connection.
 func (x *puppet) closed() {
 	x.Helper()
