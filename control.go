@@ -194,7 +194,10 @@ func (e *Engine) answer(conn net.Conn) error {
 	if err != nil {
 		return err
 	}
-	lost := e.known(ID(h.ID)).latest() // whoever dials does not have it any more
+	lost := e.known(ID(h.ID)).latest()
+	if lost != nil && lost.state.Load() != stateUp {
+		lost = nil
+	}
 	e.limit(conn, handshakeTime)
 	if err := e.checkHello(&h); err != nil {
 		return err
@@ -263,7 +266,7 @@ func (e *Engine) checkHello(h *wire.Hello) error {
 }
 
 // claim makes the session for a connection whose other side has said who it is, unless another connection is preferred. lost is the
-// session that was there when the other side dialed.
+// session that was up when the other side dialed; nil when there was none, and when we dialed.
 func (p *Peer) claim(conn net.Conn, dialer bool, lost *session) (*session, error) {
 	s := p.e.newSession(p, conn, dialer)
 	p.mu.Lock()
@@ -302,7 +305,7 @@ func (p *Peer) yield(old *session, dialer bool, lost *session) error {
 		}
 		old.fail(ErrPeerDown, errReplaced)
 	case stateUp:
-		if dialer || old != lost {
+		if old != lost {
 			return refuse(wire.RefuseDuplicate, "already connected")
 		}
 		old.fail(ErrPeerDown, errors.New("peer has connected anew"))

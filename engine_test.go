@@ -420,6 +420,12 @@ func TestConnectByHostPort(t *testing.T) {
 	if p.ID() != b.ID() || p.Name() != "server" {
 		t.Fatalf("connected to %s", p)
 	}
+	defer a.OnPeer(func(ev hawser.PeerEvent) { t.Errorf("event %v: %v", ev.Kind, ev.Cause) })()
+	for range 3 { // the session that is there is as good as a new one
+		if again, err := a.Connect(testContext(t), b.ListenAddrs()[0]); err != nil || again != p || !p.Up() {
+			t.Fatalf("connected to %s: %v", again, err)
+		}
+	}
 }
 
 func TestConnectFailuresNameTheCheck(t *testing.T) {

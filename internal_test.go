@@ -106,6 +106,35 @@ func TestCloseDrains(t *testing.T) {
 	}
 }
 
+// A session that has failed does not come up, and one that comes up while the engine closes goes down again.
+func TestSessionsThatAreTooLate(t *testing.T) {
+	a := simEngine(t, sim.New(sim.Config{}), "a")
+	begin := func(id byte) *session {
+		conn, far := net.Pipe()
+		t.Cleanup(func() { _ = errors.Join(conn.Close(), far.Close()) })
+		s, err := a.peer(ID{id}).claim(conn, false, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	failed := begin(1)
+	failed.fail(ErrPeerDown, errFenced)
+	if err := failed.setUp("late"); !errors.Is(err, errFenced) || failed.peer.Up() {
+		t.Fatalf("a session that has failed comes up: %v", err)
+	}
+	late := begin(2)
+	a.cancel() // as Close does, before it looks for sessions
+	if err := late.setUp("late"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), hang)
+	defer cancel()
+	if err := late.waitOver(ctx); err != nil {
+		t.Fatalf("a session survives the end of its engine: %v", err)
+	}
+}
+
 // Peers that come and go under ever new identities cost a bounded amount of memory. One that is there stays the same, and one that
 // was fenced stays fenced.
 func TestGonePeersAreForgotten(t *testing.T) {

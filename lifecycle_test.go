@@ -1,6 +1,7 @@
 package hawser_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -387,30 +388,70 @@ func TestFenceInMidHandshake(t *testing.T) {
 // A connection that was dialed before the session came up does not end it; one that is dialed afterwards does: the other side would
 // not dial if it had the session.
 func TestOnlyALaterConnectionReplacesASession(t *testing.T) {
-	x, e := simPuppet(t, nil)
-	early := *x
-	early.greet(e)
-	late := *x
-	connected := late.answer(e, func(*wire.Welcome) {})
-	late.lead()
-	if err := <-connected; err != nil {
-		t.Fatal(err)
+	for _, begun := range []bool{false, true} {
+		x, e := simPuppet(t, nil)
+		early, ours := *x, *x
+		if !begun {
+			early.greet(e)
+		}
+		connected := ours.answer(e, func(*wire.Welcome) {})
+		ours.read(wire.TypeAuth, nil) // our session is being set up
+		if begun {
+			early.greet(e)
+		}
+		ours.lead()
+		if err := <-connected; err != nil {
+			t.Fatal(err)
+		}
+		early.prove()
+		var r wire.Refuse
+		if early.read(wire.TypeRefuse, &r); r.Code != wire.RefuseDuplicate {
+			t.Fatalf("refused with %d: %s", r.Code, r.Text)
+		}
+		early.hangUp()
+		if !e.Stats().Peers[0].Up {
+			t.Fatal("the session has ended")
+		}
+		x.up(e)
+		ours.closed()
+		if !e.Stats().Peers[0].Up {
+			t.Fatal("the later session is not up")
+		}
+		ours.hangUp()
 	}
-	early.prove()
-	var r wire.Refuse
-	if early.read(wire.TypeRefuse, &r); r.Code != wire.RefuseDuplicate {
-		t.Fatalf("refused with %d: %s", r.Code, r.Text)
+}
+
+// When both sides dial, both keep the connection of the smaller identity, whichever is first.
+func TestTheSmallerIdentityDials(t *testing.T) {
+	for _, first := range []byte{0, 0xff} {
+		x, e := simPuppet(t, nil)
+		x.id[0] = first // not e's, but for one time in 256, and then either order will do
+		weDial, theyDial := *x, *x
+		connected := theyDial.answer(e, func(*wire.Welcome) {})
+		theyDial.read(wire.TypeAuth, nil)
+		weDial.greet(e)
+		weDial.prove()
+		id := e.ID()
+		if bytes.Compare(x.id[:], id[:]) > 0 {
+			var r wire.Refuse
+			if weDial.read(wire.TypeRefuse, &r); r.Code != wire.RefuseDuplicate {
+				t.Fatalf("refused with %d: %s", r.Code, r.Text)
+			}
+			theyDial.lead()
+		} else {
+			theyDial.closed()
+			weDial.proposal()
+			weDial.offer()
+			weDial.connect()
+			weDial.send(wire.TypeLinksDone, 0, &wire.LinksDone{})
+			weDial.read(wire.TypeUp, nil)
+		}
+		if err := <-connected; err != nil {
+			t.Fatal(err)
+		}
+		weDial.hangUp()
+		theyDial.hangUp()
 	}
-	early.hangUp()
-	if !e.Stats().Peers[0].Up {
-		t.Fatal("the session has ended")
-	}
-	x.up(e)
-	late.closed()
-	if !e.Stats().Peers[0].Up {
-		t.Fatal("the later session is not up")
-	}
-	late.hangUp()
 }
 
 // Dialing is refused while the other side dials; when nothing comes of that, we dial again.
@@ -435,6 +476,7 @@ func TestConnectOutlivesADuplicateThatFails(t *testing.T) {
 		x.hangUp()
 	}
 	x.up(e) // the connection of which it spoke
+	defer x.conn.Close()
 	if x.conn, err = l.Accept(); err != nil {
 		t.Fatal(err)
 	}
@@ -584,11 +626,13 @@ func TestLinkLostDuringHandshake(t *testing.T) {
 	x.closed()
 }
 
-// spy shows what a network tells its owner. With noise, it tells something at every look.
+// spy shows what a network tells its owner. With noise, it tells something at every look. What it withholds comes when it does
+// not any more, with the owner's next look.
 type spy struct {
 	provider.Provider
-	see   func(provider.Completion)
-	noise bool
+	see      func(provider.Completion)
+	noise    bool
+	withhold atomic.Uint32 // a provider.Kind, 0 for none
 }
 
 func (s *spy) Open(ctx context.Context, dev provider.Device, cfg provider.Config) (provider.Domain, error) {
@@ -596,26 +640,78 @@ func (s *spy) Open(ctx context.Context, dev provider.Device, cfg provider.Config
 	if err != nil {
 		return nil, fmt.Errorf("spy: %w", err)
 	}
-	return &spyDomain{d, s}, nil
+	return &spyDomain{Domain: d, spy: s}, nil
 }
 
 type spyDomain struct {
 	provider.Domain
-	spy *spy
+	spy  *spy
+	held []provider.Completion
 }
 
 func (d *spyDomain) Poll(cs []provider.Completion) (int, error) {
-	n, err := d.Domain.Poll(cs)
-	for _, c := range cs[:n] {
+	n, err := d.Domain.Poll(cs[:len(cs)/2])
+	all := append(d.held, cs[:n]...)
+	d.held, n = nil, 0
+	for _, c := range all {
+		if uint32(c.Kind) == d.spy.withhold.Load() {
+			d.held = append(d.held, c)
+			continue
+		}
 		if d.spy.see != nil {
 			d.spy.see(c)
 		}
+		cs[n] = c
+		n++
 	}
 	if n == 0 && d.spy.noise {
 		cs[0] = provider.Completion{Kind: provider.KindImm} // of a peer that is not there
 		n = 1
 	}
 	return n, err
+}
+
+// A session does not begin before the one before it is fenced, and that has been told.
+func TestNextSessionWaitsForTheFence(t *testing.T) {
+	sp := &spy{}
+	x, e := simPuppet(t, func(o *hawser.Options) {
+		sp.Provider = o.Providers[0]
+		o.Providers[0] = sp
+	})
+	events := make(chan hawser.PeerEventKind, 10)
+	e.OnPeer(func(ev hawser.PeerEvent) { events <- ev.Kind })
+	expect := func(want hawser.PeerEventKind) {
+		t.Helper()
+		select {
+		case kind := <-events:
+			if kind != want {
+				t.Fatalf("event %v, want %v", kind, want)
+			}
+		case <-time.After(hang):
+			t.Fatalf("no %v event", want)
+		}
+	}
+	x.up(e)
+	expect(hawser.PeerUp)
+	sp.withhold.Store(uint32(provider.KindFenced))
+	x.hangUp()
+	expect(hawser.PeerDown)
+	x.greet(e)
+	x.prove()
+	_ = x.conn.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // a proposal would come within one
+	if f, err := wire.ReadFrame(x.conn, nil); err == nil {
+		t.Fatalf("message of type %d before the fence", f.Type)
+	}
+	_ = x.conn.SetReadDeadline(time.Now().Add(hang))
+	sp.withhold.Store(0)
+	e.Stats() // the worker looks
+	expect(hawser.PeerFenced)
+	x.proposal()
+	x.offer()
+	x.connect()
+	x.send(wire.TypeLinksDone, 0, &wire.LinksDone{})
+	x.read(wire.TypeUp, nil)
+	expect(hawser.PeerUp)
 }
 
 // A worker that is never idle wakes those who wait all the same.

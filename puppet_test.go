@@ -213,7 +213,7 @@ func (x *puppet) up(e *hawser.Engine) {
 	x.read(wire.TypeUp, nil)
 }
 
-// answer listens, has e connect to it, and answers until it has read Auth. The result of Connect comes over the channel.
+// answer listens, has e connect to it, and answers until Auth is due. The result of Connect comes over the channel.
 func (x *puppet) answer(e *hawser.Engine, change func(*wire.Welcome)) <-chan error {
 	x.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -243,7 +243,6 @@ func (x *puppet) answer(e *hawser.Engine, change func(*wire.Welcome)) <-chan err
 // lead goes on from there until the link and the session are up.
 func (x *puppet) lead() {
 	x.Helper()
-	x.read(wire.TypeAuth, nil)
 	var addr provider.Addr
 	var err error
 	if x.link, addr, err = x.dom.Offer(); err != nil {

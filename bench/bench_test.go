@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -18,13 +19,34 @@ import (
 const receiverEnv = "HAWSER_BENCH_RECEIVER"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(receiverEnv) != "" {
+	if role := os.Getenv(receiverEnv); role != "" {
+		if role == misled {
+			mislead()
+		}
 		if err := Serve(context.Background()); err != nil {
 			os.Exit(1)
 		}
 		return
 	}
 	os.Exit(m.Run())
+}
+
+// misled is the role of a receiver that takes another seed than the sender, and so another content, for the right one.
+const misled = "misled"
+
+func mislead() {
+	in, out, err := os.Pipe()
+	if err != nil {
+		os.Exit(1)
+	}
+	sender := os.Stdin
+	os.Stdin = in
+	go func() {
+		for lines := bufio.NewScanner(sender); lines.Scan(); {
+			_, _ = fmt.Fprintln(out, strings.Replace(lines.Text(), `"seed":1`, `"seed":2`, 1))
+		}
+		_ = out.Close()
+	}()
 }
 
 func receiving() proc.Spec { return proc.Spec{Env: []string{receiverEnv + "=1"}} }
@@ -86,6 +108,14 @@ func TestRunNamesTheReceiversFault(t *testing.T) {
 	var exit *proc.ExitError
 	if !errors.As(err, &exit) || !strings.Contains(err.Error(), "receiver") {
 		t.Errorf("got %v, want the receiver's exit", err)
+	}
+}
+
+func TestWrongContentIsFound(t *testing.T) {
+	c := Config{Kind: Pages, Provider: "shm", Size: 1 << 10, Pool: 1 << 20, Bytes: 1 << 20, Rounds: 1, Seed: 1}
+	row, err := Run(t.Context(), c, proc.Spec{Env: []string{receiverEnv + "=" + misled}}, nil)
+	if !errors.Is(err, ErrCorrupt) || row.CorruptBytes == 0 {
+		t.Errorf("got %v and %d corrupt bytes, want ErrCorrupt and some", err, row.CorruptBytes)
 	}
 }
 

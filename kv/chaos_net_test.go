@@ -114,6 +114,13 @@ type host struct {
 	dead bool
 	p    *Prefiller // set before use
 
+	// knobs of scripts
+	late       time.Duration // of its callbacks
+	full       int           // WritePages that find no room
+	slowImport time.Duration
+
+	imports, mostImports int // under way
+
 	peers    map[*host]*hawser.Peer // this host's name for others
 	others   map[*hawser.Peer]*host
 	sessions map[*host]*session // the last one with each
@@ -170,6 +177,13 @@ func (c *chaos) host(name string) *host {
 	return h
 }
 
+// set changes the knobs of scripts.
+func (h *host) set(f func()) {
+	h.c.mu.Lock()
+	defer h.c.mu.Unlock()
+	f()
+}
+
 func (h *host) peer(other *host) *hawser.Peer {
 	p := h.peers[other]
 	if p == nil {
@@ -192,11 +206,11 @@ func (h *host) die() {
 
 // session is a session of two hosts. Each side finds out by itself that it has ended.
 type session struct {
-	c       *chaos
-	up      map[*host]bool
-	fenced  map[*host]bool // nothing of the other side lands on that host any more
-	stuck   bool           // fences have no proof yet
-	pending map[*landing]bool
+	c        *chaos
+	up       map[*host]bool
+	fenced   map[*host]bool // nothing of the other side lands on that host any more
+	unproven time.Time      // until when fences have no proof
+	pending  map[*landing]bool
 }
 
 // landing is a write that has landed and is not counted yet.
@@ -254,8 +268,8 @@ func (s *session) leave(h *host) {
 
 // fence is a try of the engine of h to fence the other side, repeated until there is proof. Needs mu.
 func (s *session) fence(h *host) {
-	if s.stuck && !s.c.calm {
-		time.AfterFunc(time.Second, func() {
+	if wait := time.Until(s.unproven); wait > 0 {
+		time.AfterFunc(min(wait, time.Second), func() {
 			s.c.mu.Lock()
 			defer s.c.mu.Unlock()
 			s.fence(h)
@@ -292,7 +306,7 @@ func (h *host) tell(e hawser.PeerEvent) {
 func (h *host) callbacks() {
 	for {
 		h.c.mu.Lock()
-		events, f, d := h.events, h.observer, h.c.delay()
+		events, f, d := h.events, h.observer, h.late+h.c.delay()
 		h.events = nil
 		h.c.mu.Unlock()
 		for _, e := range events {
@@ -390,8 +404,6 @@ func (h *host) Send(to *hawser.Peer, data []byte) (*hawser.Transfer, error) {
 	}
 	for range copies {
 		c.later(func() {
-			head, b, _ := decode(data)
-			c.note("%s hears %v of epoch %d", o.name, b.kind(), head.epoch)
 			o.inbox = append(o.inbox, hawser.Message{From: o.peer(h), Data: slices.Clone(data)})
 			signal(o.mail)
 		})
@@ -403,8 +415,7 @@ func (h *host) Send(to *hawser.Peer, data []byte) (*hawser.Transfer, error) {
 func (h *host) listen(data []byte) {
 	head, b, err := decode(data)
 	if err != nil {
-		h.c.broken("%s says what cannot be decoded: %v", h.name, err)
-		return
+		return // a foe
 	}
 	h.c.note("%s says %v %+v of epoch %d", h.name, b.kind(), b, head.epoch)
 	switch m := b.(type) {
@@ -446,7 +457,7 @@ func (h *host) Fence(ctx context.Context, p *hawser.Peer) error {
 	h.c.mu.Unlock()
 	for {
 		h.c.mu.Lock()
-		fenced, stuck := s.fenced[h], s.stuck && !h.c.calm
+		fenced, stuck := s.fenced[h], time.Now().Before(s.unproven)
 		for seq, a := range h.shadows {
 			if n := h.counts[a.imm]; fenced {
 				h.final[seq] = n.from[p]
@@ -487,13 +498,16 @@ func (h *host) Import(ctx context.Context, from *hawser.Peer, descriptor []byte)
 	name, serial, _ := strings.Cut(string(descriptor), "\n")
 	h.c.mu.Lock()
 	defer h.c.mu.Unlock()
-	wait := h.c.delay()
+	wait := h.slowImport + h.c.delay()
+	h.imports++
+	h.mostImports = max(h.mostImports, h.imports)
 	h.c.mu.Unlock()
 	select {
 	case <-time.After(wait):
 	case <-ctx.Done():
 	}
 	h.c.mu.Lock()
+	h.imports--
 	s, o, err := h.sessionWith(from)
 	n := binary.LittleEndian.Uint64([]byte(serial))
 	switch {
@@ -508,7 +522,7 @@ func (h *host) Import(ctx context.Context, from *hawser.Peer, descriptor []byte)
 	}
 	r := new(hawser.Remote)
 	h.c.remotes[r] = chaosRemote{s, o}
-	return r, 1 << 40, nil
+	return r, 1 << 50, nil
 }
 
 // count is a counter of the network.
@@ -624,7 +638,8 @@ func (h *host) WritePages(w hawser.WritePages, cookie uint64) error {
 		return hawser.ErrClosed
 	case !r.s.up[h]:
 		return hawser.ErrStale
-	case c.fault("no room", 0.02):
+	case h.full > 0, c.fault("no room", 0.02):
+		h.full--
 		return hawser.ErrBusy
 	}
 	// The prefiller's lock is held: this is called from post.

@@ -90,24 +90,33 @@ type chaosRig struct {
 }
 
 func chaosRun(t *testing.T, seed uint64) chaosResult {
-	c := &chaos{
-		t: t, rng: rand.New(rand.NewPCG(seed, 0)), hosts: map[string]*host{}, faults: map[string]int{},
-		remotes: map[*hawser.Remote]chaosRemote{},
-	}
-	r := &chaosRig{c: c, t: t, seed: seed}
+	r := newChaosRig(t, seed)
 	for range 2 {
 		r.prefiller()
-		r.decoder()
+		r.decoder().fetchers()
 	}
 	r.strike(time.Now().Add(chaosTime))
 	r.fetchers.Wait()
 	r.peace()
+	r.end()
+	r.result.landed, r.result.faults = r.c.landed, r.c.faults
+	return r.result
+}
+
+func newChaosRig(t *testing.T, seed uint64) *chaosRig {
+	c := &chaos{
+		t: t, rng: rand.New(rand.NewPCG(seed, 0)), hosts: map[string]*host{}, faults: map[string]int{},
+		remotes: map[*hawser.Remote]chaosRemote{},
+	}
+	return &chaosRig{c: c, t: t, seed: seed}
+}
+
+// end closes everything and looks for what is left.
+func (r *chaosRig) end() {
 	for _, s := range r.sides {
-		s.end(t)
+		s.end(r.t)
 	}
 	r.engines.Wait()
-	r.result.landed, r.result.faults = c.landed, c.faults
-	return r.result
 }
 
 // strike breaks sessions and kills hosts until the given time, and then lets everything come to rest.
@@ -125,10 +134,10 @@ func (r *chaosRig) strike(until time.Time) {
 		switch what := c.rng.Float64(); {
 		case what < 0.1:
 			p.die()
-			born = r.prefiller
+			born = func() { r.prefiller() }
 		case what < 0.15:
 			d.die()
-			born = r.decoder
+			born = func() { r.decoder().fetchers() }
 		case what < 0.7:
 			if s := d.sessions[p]; s != nil {
 				s.snap([]*host{d, p}[c.rng.IntN(2)])
@@ -148,12 +157,7 @@ func (s *session) snap(h *host) {
 	c := s.c
 	c.note("session of %s and %s breaks", h.name, s.other(h).name)
 	if c.fault("no proof", 0.3) {
-		s.stuck = true
-		time.AfterFunc(time.Duration(c.rng.Int64N(int64(5*time.Second))), func() {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			s.stuck = false
-		})
+		s.unproven = time.Now().Add(time.Duration(c.rng.Int64N(int64(5 * time.Second))))
 	}
 	s.leave(h)
 }
@@ -178,7 +182,7 @@ type chaosDecoder struct {
 	pool *Pool
 }
 
-func (r *chaosRig) decoder() {
+func (r *chaosRig) decoder() *chaosDecoder {
 	h, views := r.birth("d")
 	pool, err := NewPool(chaosPages, r.seed)
 	if err != nil {
@@ -194,9 +198,14 @@ func (r *chaosRig) decoder() {
 	r.mu.Lock()
 	r.sides = append(r.sides, s)
 	r.mu.Unlock()
+	return s
+}
+
+// fetchers starts those who fetch.
+func (s *chaosDecoder) fetchers() {
 	for i := range uint64(4) {
-		rng := rand.New(rand.NewPCG(r.seed, uint64(r.births)<<8+i))
-		r.fetchers.Go(func() { s.fetcher(rng) })
+		rng := rand.New(rand.NewPCG(s.r.seed, uint64(s.r.births)<<8+i))
+		s.r.fetchers.Go(func() { s.fetcher(rng) })
 	}
 }
 
@@ -327,12 +336,14 @@ type chaosPrefiller struct {
 	p    *Prefiller
 	pool *Pool
 
+	slow time.Duration // of a layer, beside chance; set before use
+
 	mu   sync.Mutex
 	jobs map[*Job]*bool // whether it has been stopped; guarded by mu
 	work sync.WaitGroup
 }
 
-func (r *chaosRig) prefiller() {
+func (r *chaosRig) prefiller() *chaosPrefiller {
 	h, views := r.birth("p")
 	pool, err := NewPool(chaosPages, r.seed)
 	if err != nil {
@@ -345,6 +356,7 @@ func (r *chaosRig) prefiller() {
 	r.mu.Lock()
 	r.sides = append(r.sides, s)
 	r.mu.Unlock()
+	return s
 }
 
 func (s *chaosPrefiller) Admit(j *Job) error {
@@ -413,7 +425,7 @@ func (s *chaosPrefiller) compute(j *Job, stopped *bool) {
 		pass.Add(j, Span{first, min(j.Tokens(), first+chunk)})
 		s.p.Begin(pass)
 		for layer := range chaosGeometry.Layers {
-			if ended() {
+			if time.Sleep(s.slow); ended() { // virtual
 				return
 			}
 			s.r.c.mu.Lock()
@@ -442,6 +454,13 @@ func (s *chaosPrefiller) end(t *testing.T) {
 	}
 	s.work.Wait()
 	p := s.p
+	for _, l := range p.links {
+		for seq, j := range l.jobs {
+			if seq < l.lowWater {
+				t.Errorf("%s: attempt %d, %v, is remembered, the decoder has forgotten those below %d", s.h.name, seq, j.step.state, l.lowWater)
+			}
+		}
+	}
 	if free := s.pool.Free(); free != chaosPages || p.live+len(s.jobs)+len(p.importing) != 0 || len(p.freePosts) != len(p.posts) {
 		t.Errorf("%s: %d pages free, %d jobs live, %d with the engine, %d imports, %d of %d posts free; want all free and nothing else",
 			s.h.name, free, p.live, len(s.jobs), len(p.importing), len(p.freePosts), len(p.posts))

@@ -57,7 +57,8 @@ type Decoder struct {
 	deaf func() // ends the calls of peerEvent
 	wg   sync.WaitGroup
 	busy chan struct{} // capacity 1: there is something that time can change
-	idle chan struct{} // capacity 1: no write of any attempt may land any more
+	idle chan struct{} // closed when Close has begun and no write of any attempt may land any more
+	rest func()        // closes idle, once
 
 	mu          sync.Mutex // guards everything below and the mutable parts of links, attempts and Pendings
 	closing     bool
@@ -101,9 +102,10 @@ func NewDecoder(eng *hawser.Engine, cfg DecoderConfig) (*Decoder, error) {
 // newDecoder makes a Decoder that does nothing yet, for a configuration that has been checked.
 func newDecoder(net network, cfg DecoderConfig) *Decoder {
 	ctx, stop := context.WithCancel(context.Background())
+	idle := make(chan struct{})
 	return &Decoder{
 		net: net, cfg: cfg, log: cfg.Log, ctx: ctx, stop: stop,
-		busy: make(chan struct{}, 1), idle: make(chan struct{}, 1),
+		busy: make(chan struct{}, 1), idle: idle, rest: sync.OnceFunc(func() { close(idle) }),
 		links: map[string]*fetchLink{}, peers: map[*hawser.Peer]*fetchLink{}, fences: map[*hawser.Peer]*fence{},
 		attempts: map[uint64]*attempt{}, nextSeq: 1, imms: imms{size: immCount},
 	}
@@ -197,8 +199,8 @@ func (d *Decoder) Stats() DecoderStats {
 }
 
 // Close cancels what is not ready, waits until no write can land any more, says goodbye to the prefillers and joins all
-// goroutines. Results stay valid until they are released. When ctx ends first, or a fence has no proof yet, the error wraps
-// ErrUnfenced: the memory of the views must not be used for anything else while the engine lives.
+// goroutines. Results stay valid until they are released. When ctx ends first, because a fence has no proof for example, the error
+// wraps ErrUnfenced: the memory of the views must not be used for anything else while the engine lives.
 func (d *Decoder) Close(ctx context.Context) error {
 	d.mu.Lock()
 	if !d.closing {
@@ -210,25 +212,21 @@ func (d *Decoder) Close(ctx context.Context) error {
 		for _, a := range d.attempts {
 			d.step(a, fetchEvent{kind: evCancel, cause: cause})
 		}
+		if d.writing == 0 {
+			d.rest()
+		}
 	}
 	d.mu.Unlock()
-	var err error
-	for {
-		d.mu.Lock()
-		writing := d.writing
-		d.mu.Unlock()
-		if writing == 0 || err != nil {
-			break
-		}
-		select {
-		case <-d.idle:
-		case <-ctx.Done():
-			err = fmt.Errorf("kv: close decoder: %d attempts are %w: %w", writing, hawser.ErrUnfenced, context.Cause(ctx))
-		}
+	select {
+	case <-d.idle:
+	case <-ctx.Done():
 	}
-	signal(d.idle) // for another Close
 	d.deaf()
 	d.mu.Lock()
+	var err error
+	if d.writing > 0 {
+		err = fmt.Errorf("kv: close decoder: %d attempts are %w: %w", d.writing, hawser.ErrUnfenced, context.Cause(ctx))
+	}
 	for _, l := range d.peers {
 		d.send(l, &bye{"decoder closed"}) // a prefiller that is not reached finds out by itself
 	}

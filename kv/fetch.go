@@ -182,8 +182,8 @@ func (d *Decoder) quiet(a *attempt) {
 	if a.withdrawn {
 		d.quarantined -= len(a.pages)
 	}
-	if d.writing--; d.writing == 0 {
-		signal(d.idle)
+	if d.writing--; d.writing == 0 && d.closing {
+		d.rest()
 	}
 }
 

@@ -87,11 +87,7 @@ func (d *Decoder) connect(l *fetchLink) {
 
 // hello connects and says Hello until the prefiller answers.
 func (d *Decoder) hello(ctx context.Context, l *fetchLink) error {
-	peer, err := d.net.Connect(ctx, l.addr)
-	if err != nil {
-		return err
-	}
-	if err := d.claim(ctx, l, peer); err != nil {
+	if err := d.meet(ctx, l); err != nil {
 		return err
 	}
 	// Issued now: a fence makes all earlier descriptors of this peer worthless.
@@ -115,27 +111,39 @@ func (d *Decoder) hello(ctx context.Context, l *fetchLink) error {
 	}
 }
 
-// claim makes l the link to the peer. It waits for a fence of the peer that is under way, which would end the new link too.
-func (d *Decoder) claim(ctx context.Context, l *fetchLink, peer *hawser.Peer) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for f := d.fences[peer]; f != nil; f = d.fences[peer] {
-		d.mu.Unlock()
+// meet connects l and makes it the link to its peer. A fence of the peer that is under way ends whatever session there is: meet
+// waits for it and connects again.
+func (d *Decoder) meet(ctx context.Context, l *fetchLink) error {
+	for {
+		peer, err := d.net.Connect(ctx, l.addr)
+		if err != nil {
+			return err
+		}
+		f, err := d.claim(l, peer)
+		if f == nil {
+			return err
+		}
 		select {
 		case <-f.done:
 		case <-ctx.Done():
-		}
-		d.mu.Lock()
-		if ctx.Err() != nil {
 			return fmt.Errorf("fence of %s: %w: no proof yet", peer, hawser.ErrUnfenced)
 		}
 	}
+}
+
+// claim makes l the link to a peer, or returns the fence that has to end before.
+func (d *Decoder) claim(l *fetchLink, peer *hawser.Peer) (*fence, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if f := d.fences[peer]; f != nil {
+		return f, nil
+	}
 	if other := d.peers[peer]; other != nil {
-		return fmt.Errorf("%w: there is a link to %s already, by the address %s", hawser.ErrBusy, peer, short(other.addr))
+		return nil, fmt.Errorf("%w: there is a link to %s already, by the address %s", hawser.ErrBusy, peer, short(other.addr))
 	}
 	l.peer = peer
 	d.peers[peer] = l
-	return nil
+	return nil, nil
 }
 
 // describe makes the Hello that tells a prefiller where the cache of this process lies.

@@ -1,7 +1,6 @@
 package kv
 
 import (
-	"context"
 	"errors"
 	"time"
 
@@ -29,7 +28,7 @@ func (p *Prefiller) pump(l *serveLink) {
 	page := p.cfg.Geometry.Group.PageBytes()
 	window := max(1, min(windowWrites, int(windowBytes/page)))
 	most := max(1, min(windowWrites/4, int(postBytes/page)))
-	for len(l.work) > 0 && l.inFlight < window && !l.ended {
+	for len(l.work) > 0 && l.inFlight < window {
 		w := &l.work[0]
 		n := min(int(w.last-w.first), window-l.inFlight, most)
 		if w.job.step.open() {
@@ -39,7 +38,10 @@ func (p *Prefiller) pump(l *serveLink) {
 				continue // its work is dropped, because the gate is closed now
 			}
 			if !ok {
-				p.again = true
+				if !p.retrying {
+					p.retrying = true
+					p.wg.Go(p.retry)
+				}
 				return
 			}
 			w.first += uint32(n)
@@ -88,14 +90,28 @@ func (p *Prefiller) takePost(j *Job, n uint64) (cookie uint64) {
 	return uint64(len(p.posts) - 1)
 }
 
-// retryPost is the pause after the engine had no room although nothing of ours is outstanding: somebody else fills it.
+// retryPost is the pause after the engine had no room. Somebody else may fill it, so that no completion of ours tells when there is.
 const retryPost = time.Millisecond
+
+// retry posts again what the engine had no room for.
+func (p *Prefiller) retry() {
+	select {
+	case <-time.After(retryPost):
+	case <-p.ctx.Done():
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.retrying = false
+	for _, l := range p.links {
+		p.pump(l)
+	}
+}
 
 // completions takes the ends of writes and posts more.
 func (p *Prefiller) completions() {
 	ends := make([]hawser.Done, windowWrites)
 	for {
-		n, err := p.nextEnds(ends)
+		n, err := p.writes.Wait(p.ctx, ends)
 		if err != nil {
 			return // closing
 		}
@@ -103,31 +119,8 @@ func (p *Prefiller) completions() {
 		for _, e := range ends[:n] {
 			p.completed(e)
 		}
-		if p.again {
-			p.again = false
-			for _, l := range p.links {
-				p.pump(l)
-			}
-		}
 		p.mu.Unlock()
 	}
-}
-
-// nextEnds waits for ends, but not long when something is waiting to be posted again.
-func (p *Prefiller) nextEnds(ends []hawser.Done) (int, error) {
-	p.mu.Lock()
-	again := p.again
-	p.mu.Unlock()
-	if !again {
-		return p.writes.Wait(p.ctx, ends)
-	}
-	ctx, cancel := context.WithTimeout(p.ctx, retryPost)
-	defer cancel()
-	n, err := p.writes.Wait(ctx, ends)
-	if err != nil && p.ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-		return 0, nil
-	}
-	return n, err
 }
 
 // completed takes one end. Needs mu.

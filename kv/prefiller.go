@@ -46,7 +46,8 @@ type Prefiller struct {
 	stop context.CancelFunc
 	deaf func() // ends the calls of peerEvent
 	wg   sync.WaitGroup
-	idle chan struct{} // capacity 1: no job is live
+	idle chan struct{} // closed when Close has begun and no job is live
+	rest func()        // closes idle, once
 
 	mu         sync.Mutex // guards everything below, and the mutable parts of links and jobs
 	closing    bool
@@ -55,7 +56,7 @@ type Prefiller struct {
 	complained map[*hawser.Peer]bool // told once that they speak garbage; only those that are up
 	posts      []post                // outstanding writes; the index is the cookie
 	freePosts  []uint32              // indices of posts that are not in use
-	again      bool                  // a submit was refused for lack of room
+	retrying   bool                  // a goroutine waits to post again what the engine had no room for
 	live       int                   // jobs
 	stats      PrefillerStats
 }
@@ -96,9 +97,10 @@ func NewPrefiller(eng *hawser.Engine, cfg PrefillerConfig, h Handler) (*Prefille
 // newPrefiller makes a Prefiller that does nothing yet, for a configuration that has been checked.
 func newPrefiller(net network, cfg PrefillerConfig, h Handler) *Prefiller {
 	ctx, stop := context.WithCancel(context.Background())
+	idle := make(chan struct{})
 	p := &Prefiller{
 		net: net, cfg: cfg, handler: h, log: cfg.Log, writes: net.Writes(postDepth),
-		pages: cfg.Views[0].Pages, ctx: ctx, stop: stop, idle: make(chan struct{}, 1),
+		pages: cfg.Views[0].Pages, ctx: ctx, stop: stop, idle: idle, rest: sync.OnceFunc(func() { close(idle) }),
 		links: map[*hawser.Peer]*serveLink{}, importing: map[*hawser.Peer]bool{}, complained: map[*hawser.Peer]bool{},
 	}
 	for _, v := range cfg.Views {
@@ -136,24 +138,20 @@ func (p *Prefiller) Close(ctx context.Context) error {
 			}
 		}
 	}
-	p.mu.Unlock()
-	var err error
-	for {
-		p.mu.Lock()
-		live := p.live
-		p.mu.Unlock()
-		if live == 0 || err != nil {
-			break
-		}
-		select {
-		case <-p.idle:
-		case <-ctx.Done():
-			err = fmt.Errorf("kv: close prefiller: %d jobs: %w: writes are outstanding: %w", live, hawser.ErrBusy, context.Cause(ctx))
-		}
+	if p.live == 0 {
+		p.rest()
 	}
-	signal(p.idle) // for another Close
+	p.mu.Unlock()
+	select {
+	case <-p.idle:
+	case <-ctx.Done():
+	}
 	p.deaf()
 	p.mu.Lock()
+	var err error
+	if p.live > 0 {
+		err = fmt.Errorf("kv: close prefiller: %d jobs: %w: writes are outstanding: %w", p.live, hawser.ErrBusy, context.Cause(ctx))
+	}
 	for _, l := range p.links {
 		p.send(l, &bye{"prefiller closed"}) // a decoder that is not reached finds out by itself
 	}

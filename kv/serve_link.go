@@ -462,8 +462,8 @@ func (p *Prefiller) step(j *Job, e serveEvent) {
 			p.stats.Done++
 		}
 		p.handler.Stop(j)
-		if p.live == 0 {
-			signal(p.idle)
+		if p.live == 0 && p.closing {
+			p.rest()
 		}
 	}
 	if fx&fxCancelAck != 0 {

@@ -306,10 +306,10 @@ func TestCancelAtRandomTimes(t *testing.T) {
 
 func TestCloseOfEitherSideEndsRequests(t *testing.T) {
 	onNetworks(t, func(t *testing.T, network string) {
-		at, hold := make(chan struct{}, 10), make(chan struct{})
+		at, hold := make(chan struct{}), make(chan struct{})
 		p := newPrefillSide(t, network, small, 40, func(h *toy, _ *PrefillerConfig) {
-			h.step = func(j *Job, _, layer int) {
-				if j.ID() != "free" && layer == 1 {
+			h.step = func(_ *Job, first, layer int) {
+				if first == 0 && layer == 1 {
 					at <- struct{}{}
 					<-hold
 				}

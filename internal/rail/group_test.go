@@ -338,6 +338,7 @@ func TestStaleHandlesAndTokensAreIgnored(t *testing.T) {
 		provider.Completion{Kind: provider.KindWrite, Token: token, Peer: p.links[0].handle},
 		provider.Completion{Kind: provider.KindWrite, Token: 1 << 50},
 		provider.Completion{Kind: provider.KindImm, Peer: 99, Imm: 1},
+		provider.Completion{Kind: provider.KindImm, Peer: p.links[0].handle + 1<<provider.PeerIndexBits, Imm: 1}, // a later connection
 		provider.Completion{Kind: provider.KindPeerDown, Peer: 7})
 	b.settle()
 	if e.n != 1 || len(b.sink.imms) != 0 {

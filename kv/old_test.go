@@ -102,3 +102,25 @@ func TestOldCountsDoNotCount(t *testing.T) {
 		t.Errorf("ready after %v, before anything was written", waited)
 	}
 }
+
+// TestMessagesOfAnOldLinkDoNothing: they say that it ends, and that the next one is up.
+func TestMessagesOfAnOldLinkDoNothing(t *testing.T) {
+	r := badPrefiller(t, "tcp", func(r *raw, remote *hawser.Remote, m *dispatch) {
+		now := r.head
+		r.head.epoch--
+		r.answer(&bye{"long ago"})
+		r.answer(&failed{cancelAck{m.seq, 0, true}, CodeEngine, "long ago"})
+		r.head = now
+		r.write(remote, m, int(m.expected))
+	})
+	d := newDecodeSide(t, "tcp", small, 20)
+	x, err := d.d.Fetch(limit(t), FetchRequest{ID: "r", Tokens: 30, From: r.eng.Addr()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := x.Wait(limit(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Release()
+}
