@@ -4,16 +4,22 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hawser-project/hawser/internal/proc"
+	"github.com/hawser-project/hawser/internal/wire"
+	"github.com/hawser-project/hawser/kv/simllm"
 )
 
 // small is a replay that takes a second or two.
@@ -97,6 +103,49 @@ func TestKilledPrefillerFailsItsRequests(t *testing.T) {
 
 func TestFaultThatNeverCameIsSaid(t *testing.T) {
 	failsWith(t, []string{"before the fault"}, "kv", "replay", "--requests", "3", "--speed", "50", "--pool", "128MiB", "--kill-prefiller", "1h")
+}
+
+// TestEndsOfChildrenAreJudged feeds a session with the ends of its children.
+func TestEndsOfChildrenAreJudged(t *testing.T) {
+	died := errors.New("died")
+	for _, tc := range []struct {
+		name           string
+		fault          string // kind
+		prefill, first bool   // whose end it is; whether it is the first
+		err            error
+		reported       bool
+		want           error
+	}{
+		{"decoder with its report", "", false, true, io.EOF, true, nil},
+		{"decoder without", "", false, true, io.EOF, false, errEndedEarly},
+		{"decoder that died", "", false, true, died, true, died},
+		{"prefiller after the decoder", "", true, false, io.EOF, true, nil},
+		{"prefiller without a report", "", true, false, io.EOF, false, errEndedEarly},
+		{"prefiller before the decoder", "", true, true, io.EOF, true, errPrefillEnded},
+		{"prefiller that died", "", true, true, died, false, died},
+		{"killed prefiller", killFault, true, true, died, false, nil},
+		{"stopped prefiller that died", stopFault, true, true, died, false, died},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := &session{prefill: new(proc.Child), decode: new(proc.Child), decoded: !tc.first, running: 2}
+			if tc.reported {
+				s.report, s.prefillReport = new(decoded), new(simllm.PrefillReport)
+			}
+			if tc.fault != "" {
+				s.fault = &injected{Kind: tc.fault}
+			}
+			from := s.decode
+			if tc.prefill {
+				from = s.prefill
+			}
+			if err := s.take(childEvent{from: from, err: tc.err}); !errors.Is(err, tc.want) || (err == nil) != (tc.want == nil) {
+				t.Errorf("got %v, want %v", err, tc.want)
+			}
+			if s.running != 1 || s.decoded == (tc.prefill && tc.first) {
+				t.Errorf("%d children run, decoder has ended: %v", s.running, s.decoded)
+			}
+		})
+	}
 }
 
 // TestEndedPrefillerEndsTheReplay ends the prefiller as somebody else would, not by a flag.
@@ -206,7 +255,9 @@ func TestClusterKeyIsProved(t *testing.T) {
 	cmd, _ := command(t, "kv", "prefill", "--pool", "256MiB", "--json", "-", "--provider", "tcp", "--cluster-key-file", right,
 		"--listen", "0.0.0.0:"+port, "--advertise", "127.0.0.2:"+port)
 	out := pipe(t, cmd)
-	out.line()
+	if listen := listenAddrs(t, out.line()); !slices.Equal(listen, []string{"127.0.0.2:" + port}) {
+		t.Errorf("peers are told %v, want what --advertise says", listen)
+	}
 	decode := []string{"kv", "decode", "--provider", "tcp", "--from", "127.0.0.2:" + port, "--requests", "2", "--speed", "20", "--pool", "256MiB"}
 	failsWith(t, []string{"key"}, append(decode, "--cluster-key-file", wrong)...)
 	failsWith(t, []string{"key"}, decode...)
@@ -220,6 +271,20 @@ func TestClusterKeyIsProved(t *testing.T) {
 		t.Errorf("prefill reported %v, want 2 jobs", r)
 	}
 	_ = cmd.Wait()
+}
+
+// listenAddrs is where peers are told to connect by the first line of a prefiller.
+func listenAddrs(t *testing.T, line string) []string {
+	t.Helper()
+	var first struct{ Address string }
+	if err := json.Unmarshal([]byte(line), &first); err != nil {
+		t.Fatal(err)
+	}
+	a, err := wire.ParseAddr(first.Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a.Listen
 }
 
 // freePort is a port that nobody used a moment ago.

@@ -36,8 +36,8 @@ func child(role string) {
 			_ = p.Send(m.Kind, m.Data)
 		}
 	case "wait":
-		if _, err := p.Next(ctx); err != nil {
-			p.Fail(err)
+		if _, err := p.Next(context.Background()); err != nil {
+			p.Fail(errors.Join(err, context.Cause(ctx)))
 			os.Exit(1)
 		}
 	case "fail":
@@ -54,7 +54,9 @@ func child(role string) {
 		<-ctx.Done()
 	case "stubborn":
 		_ = p.Send("ready", nil)
-		select {}
+		for {
+			time.Sleep(time.Hour) // the runtime would end a process in which nothing can ever run again
+		}
 	case "nest": // starts a stubborn child, tells its pid, and waits
 		c, err := Start(Spec{Name: "grandchild", Env: []string{roleEnv + "=stubborn"}})
 		if err != nil {
@@ -126,15 +128,19 @@ func TestErrorOfAChildNamesItAndTheCause(t *testing.T) {
 	}
 }
 
-// TestChildSaysWhatIsWrongWithItsParent writes to a child what no parent writes.
+// TestChildSaysWhatIsWrongWithItsParent ends a child's input, well and with what no parent writes; the child reports what Next
+// and its context say.
 func TestChildSaysWhatIsWrongWithItsParent(t *testing.T) {
-	c := start(t, "wait")
-	if _, err := io.WriteString(c.stdin, "not json\n"); err != nil {
-		t.Fatal(err)
-	}
-	_, err := c.Next(within(t))
-	if want := "wait: line \"not json\" is no message"; err == nil || !strings.HasPrefix(err.Error(), want) {
-		t.Errorf("got %v, want it to start with %q", err, want)
+	for input, want := range map[string]string{"": ErrParentGone.Error(), "not json\n": "line \"not json\" is no message"} {
+		c := start(t, "wait")
+		if _, err := io.WriteString(c.stdin, input); err != nil {
+			t.Fatal(err)
+		}
+		c.End()
+		_, err := c.Next(within(t))
+		if err == nil || strings.Count(err.Error(), want) != 2 {
+			t.Errorf("input %q: got %v, want %q twice", input, err, want)
+		}
 	}
 }
 
