@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hawser-project/hawser/internal/imm"
 	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/provider"
 	"github.com/hawser-project/hawser/provider/sim"
@@ -120,6 +121,9 @@ func TestSessionsThatAreTooLate(t *testing.T) {
 	}
 	failed := begin(1)
 	failed.fail(ErrPeerDown, errFenced)
+	if _, err := failed.begin("sim", "", 1); !errors.Is(err, errFenced) {
+		t.Fatalf("a session that has failed tries another path: %v", err)
+	}
 	if err := failed.setUp("late"); !errors.Is(err, errFenced) || failed.peer.Up() {
 		t.Fatalf("a session that has failed comes up: %v", err)
 	}
@@ -185,5 +189,82 @@ func TestPoolKeepsNoLargeLists(t *testing.T) {
 	a.dropOp(o)
 	if cap(o.SrcIdx) > 0 || cap(o.DstIdx) > 0 || cap(o.Data) > 0 {
 		t.Fatalf("an idle operation keeps %d and %d pages, %d bytes", cap(o.SrcIdx), cap(o.DstIdx), cap(o.Data))
+	}
+}
+
+// What comes late from the links of a path that was given up says nothing about the next.
+func TestLinksOfAnEarlierPathAreIgnored(t *testing.T) {
+	a := simEngine(t, sim.New(sim.Config{}), "a")
+	conn, far := net.Pipe()
+	defer far.Close()
+	s, err := a.peer(ID{1}).claim(conn, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := s.begin("sim", "", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.begin("sim", "", 1); err != nil {
+		t.Fatal(err)
+	}
+	s.linkEvent(old, true, provider.StatusOK)
+	s.linkEvent(old, false, provider.StatusFlushed)
+	s.mu.Lock()
+	have, fault := s.have, s.fault
+	s.mu.Unlock()
+	if have != 0 || fault != "" {
+		t.Fatalf("%d links are up, fault %q", have, fault)
+	}
+	s.fail(ErrPeerDown, errBye)
+}
+
+// The channel of a transfer is closed once, whoever is first: the asker, who sees the end, or the dispatcher, who was told of it.
+func TestTransferIsDoneOnce(t *testing.T) {
+	a := simEngine(t, sim.New(sim.Config{}), "a")
+	for range 2000 {
+		tr := a.newTransfer()
+		ok := a.worker.group.Call(func(*rail.Group) { tr.complete(nil) })
+		if !ok {
+			t.Fatal("the engine is closed")
+		}
+		select {
+		case <-tr.Done():
+		case <-time.After(hang):
+			t.Fatal("the end was lost")
+		}
+	}
+	tr := a.newTransfer()
+	tr.complete(nil)
+	<-tr.Done()
+	tr.fire()
+}
+
+// The end that comes while its waiter is about to sleep wakes it. The worker has nothing else to do that would wake anybody.
+func TestWaitersLoseNoWake(t *testing.T) {
+	a := simEngine(t, sim.New(sim.Config{}), "a")
+	q, c := a.NewQueue(1), a.Counter(1)
+	ctx, cancel := context.WithTimeout(t.Context(), hang)
+	defer cancel()
+	var src imm.Source
+	var out [1]Done
+	for i := range uint64(5000) {
+		q.open.Add(1)
+		a.worker.group.Call(func(*rail.Group) { q.complete(i, nil) })
+		if n, err := q.Wait(ctx, out[:]); n != 1 || out[0].Cookie != i {
+			t.Fatalf("end %d: %v", i, err)
+		}
+		a.worker.group.Call(func(*rail.Group) {
+			due, err := a.imms.Add(&src, 1)
+			if err != nil {
+				t.Error(err)
+			}
+			if due != nil {
+				a.notes.leave(&due.Owner.(*Counter).note)
+			}
+		})
+		if err := c.Wait(ctx, i+1); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package hawser
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -62,18 +63,18 @@ func (s *session) tryPath(ctx context.Context, c *control, way plan, tried []str
 	if len(reply.Links) != len(links) {
 		return "", refuse(wire.RefuseProtocol, "%d addresses for %d links", len(reply.Links), len(links))
 	}
-	own, err := s.connect(ctx, rp, reply.Links, false)
-	if err != nil {
-		return "", err
+	own := s.connect(rp, reply.Links, false)
+	if own != "" {
+		s.e.worker.group.Call(func(g *rail.Group) { g.Disconnect(rp) }) // so that the other side does not wait for its links
 	}
 	var done wire.LinksDone
 	if _, err := c.read(wire.TypeLinksDone, &done); err != nil {
 		return "", err
 	}
-	if own != "" {
-		return own, nil
+	if own != "" || done.Fault != "" {
+		return cmp.Or(own, done.Fault), nil
 	}
-	return done.Fault, nil
+	return s.waitLinks(ctx)
 }
 
 // followLinks is the dialer's part.
@@ -117,9 +118,11 @@ func (s *session) followPath(ctx context.Context, c *control, m *wire.Links) err
 	if _, err := c.write(wire.TypeLinksReply, &wire.LinksReply{Links: ours}); err != nil {
 		return err
 	}
-	fault, err := s.connect(ctx, rp, m.Links, true)
-	if err != nil {
-		return err
+	fault := s.connect(rp, m.Links, true)
+	if fault == "" {
+		if fault, err = s.waitLinks(ctx); err != nil {
+			return err
+		}
 	}
 	_, err = c.write(wire.TypeLinksDone, &wire.LinksDone{Fault: fault})
 	return err
@@ -154,9 +157,9 @@ func (s *session) offer(rp *rail.Peer, links []wire.Link, railOf func(wire.Link)
 	})
 }
 
-// connect connects all links and waits until they are up; fault says why one is not. An error means that the session has ended.
-func (s *session) connect(ctx context.Context, rp *rail.Peer, remote []wire.Link, active bool) (fault string, err error) {
-	err = s.e.worker.do(func(g *rail.Group) error {
+// connect starts to connect all links; fault says why that is not possible.
+func (s *session) connect(rp *rail.Peer, remote []wire.Link, active bool) (fault string) {
+	err := s.e.worker.do(func(g *rail.Group) error {
 		for i := range remote {
 			if err := g.Connect(rp, i, remote[i].Addr, active); err != nil {
 				return err
@@ -165,8 +168,13 @@ func (s *session) connect(ctx context.Context, rp *rail.Peer, remote []wire.Link
 		return nil
 	})
 	if err != nil {
-		return err.Error(), nil //nolint:nilerr // the next path may work
+		return err.Error()
 	}
+	return ""
+}
+
+// waitLinks waits until all links are up; fault says why one is not. An error means that the session has ended.
+func (s *session) waitLinks(ctx context.Context) (fault string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, provider.ConnectTimeout+time.Second) // the provider's own limit comes first
 	defer cancel()
 	for {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/hawser-project/hawser/internal/proc"
 )
@@ -20,8 +21,18 @@ const receiverEnv = "HAWSER_BENCH_RECEIVER"
 
 func TestMain(m *testing.M) {
 	if role := os.Getenv(receiverEnv); role != "" {
-		if role == misled {
-			mislead()
+		switch role {
+		case misled:
+			filter(func(line string) string { return strings.Replace(line, `"seed":1`, `"seed":2`, 1) })
+		case deserter:
+			filter(func(line string) string {
+				if strings.Contains(line, `"kind":"`+msgWork+`"`) {
+					fmt.Printf("{\"kind\":%q}\n", msgGo)
+					time.Sleep(300 * time.Millisecond) // the writes are done in one
+					os.Exit(0)
+				}
+				return line
+			})
 		}
 		if err := Serve(context.Background()); err != nil {
 			os.Exit(1)
@@ -31,10 +42,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// misled is the role of a receiver that takes another seed than the sender, and so another content, for the right one.
-const misled = "misled"
+// Roles of a receiver.
+const (
+	misled   = "misled"   // takes another seed than the sender, and so another content, for the right one
+	deserter = "deserter" // says that it is ready, lets the sender write, and ends without an answer
+)
 
-func mislead() {
+// filter changes what the sender says before the receiver reads it.
+func filter(change func(line string) string) {
 	in, out, err := os.Pipe()
 	if err != nil {
 		os.Exit(1)
@@ -43,7 +58,7 @@ func mislead() {
 	os.Stdin = in
 	go func() {
 		for lines := bufio.NewScanner(sender); lines.Scan(); {
-			_, _ = fmt.Fprintln(out, strings.Replace(lines.Text(), `"seed":1`, `"seed":2`, 1))
+			_, _ = fmt.Fprintln(out, change(lines.Text()))
 		}
 		_ = out.Close()
 	}()
@@ -130,6 +145,17 @@ func TestReceiverThatDiesIsNamedOnce(t *testing.T) {
 	var exit *proc.ExitError
 	if !errors.As(err, &exit) || strings.Count(err.Error(), "receiver: signal: killed") != 1 {
 		t.Errorf("got %v, want the receiver's end, once", err)
+	}
+}
+
+// TestReceiverThatLeavesEndsTheRun: nothing but the end of its process tells that its answer will not come.
+func TestReceiverThatLeavesEndsTheRun(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	c := Config{Kind: Write, Provider: "shm", Size: 1 << 10, Pool: 1 << 20, Bytes: 64 << 10, Rounds: 1}
+	_, err := Run(ctx, c, proc.Spec{Env: []string{receiverEnv + "=" + deserter}}, nil)
+	if err == nil || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want that the receiver ended", err)
 	}
 }
 

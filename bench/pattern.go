@@ -40,6 +40,9 @@ func (o order) runs(first uint64, count, batch int, f func(src, dst []uint32) er
 	return nil
 }
 
+// away is half a pool away from a block number: neither side finds in the caches what the other has just used.
+func (o order) away(first uint64) uint64 { return first + uint64(len(o.src)/2) }
+
 // block is where the k-th block comes from and goes to, as offsets in the pools.
 func (o order) block(k int, size uint64) (src, dst uint64) {
 	return uint64(o.src[k]) * size, uint64(o.dst[k]) * size

@@ -36,6 +36,29 @@ func TestOrderUsesEveryBlockOnce(t *testing.T) {
 	}
 }
 
+// TestColdSidesDoNotMeet looks at the blocks that the two sides use in one round.
+func TestColdSidesDoNotMeet(t *testing.T) {
+	for _, size := range Sizes() {
+		c, err := Config{Kind: Pages, Provider: "shm", Size: size, Cold: true}.withDefaults()
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := newOrder(c.slots(), 1)
+		used := make([]int, c.slots())
+		for _, first := range []uint64{5, o.away(5)} {
+			_ = o.runs(first, c.blocks(), c.Batch, func(src, _ []uint32) error {
+				for _, s := range src {
+					used[s]++
+				}
+				return nil
+			})
+		}
+		if slices.Max(used) != 1 {
+			t.Errorf("blocks of %d bytes: one is used %d times in a round, want once", size, slices.Max(used))
+		}
+	}
+}
+
 func TestCorruptFindsEveryKindOfFault(t *testing.T) {
 	const size, slots, seed = 64, 16, 3
 	o := newOrder(slots, seed)

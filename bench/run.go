@@ -241,8 +241,7 @@ func alternate(round int, a, b func() error) error {
 func (r *run) blockRound(ctx context.Context, round int) error {
 	c, first := r.config, r.moved
 	r.moved += uint64(c.blocks())
-	// Half a pool away from ours: neither side finds in the caches what the other has just used.
-	yardFirst := first + uint64(c.slots()/2)
+	yardFirst := r.sender.order.away(first)
 	yard := workRequest{workYard, yardFirst, c.blocks()}
 	if r.yard != nil {
 		yard.Work = workNone

@@ -56,6 +56,9 @@ type Decoder struct {
 	stop context.CancelFunc
 	deaf func() // ends the calls of peerEvent
 	wg   sync.WaitGroup
+
+	partExtents int // extents of a Dispatch part: maxExtents, but in tests
+
 	busy chan struct{} // capacity 1: there is something that time can change
 	idle chan struct{} // closed when Close has begun and no write of any attempt may land any more
 	rest func()        // closes idle, once
@@ -104,7 +107,7 @@ func newDecoder(net network, cfg DecoderConfig) *Decoder {
 	ctx, stop := context.WithCancel(context.Background())
 	idle := make(chan struct{})
 	return &Decoder{
-		net: net, cfg: cfg, log: cfg.Log, ctx: ctx, stop: stop,
+		net: net, cfg: cfg, log: cfg.Log, ctx: ctx, stop: stop, partExtents: maxExtents,
 		busy: make(chan struct{}, 1), idle: idle, rest: sync.OnceFunc(func() { close(idle) }),
 		links: map[string]*fetchLink{}, peers: map[*hawser.Peer]*fetchLink{}, fences: map[*hawser.Peer]*fence{},
 		attempts: map[uint64]*attempt{}, nextSeq: 1, imms: imms{size: immCount},

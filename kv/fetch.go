@@ -68,12 +68,12 @@ func extentsOf(pages []uint32) []extent {
 
 // dispatch sends Dispatch, in as many parts as the page list needs. Needs mu.
 func (d *Decoder) dispatch(a *attempt) {
-	parts := (len(a.extents) + maxExtents - 1) / maxExtents
+	parts := (len(a.extents) + d.partExtents - 1) / d.partExtents
 	for part := range parts {
-		first := part * maxExtents
+		first := part * d.partExtents
 		d.send(a.link, &dispatch{
 			seq: a.seq, id: a.p.req.ID, imm: a.imm, tokens: a.p.req.Tokens, expected: a.step.expected,
-			parts: parts, part: part, extents: a.extents[first:min(first+maxExtents, len(a.extents))],
+			parts: parts, part: part, extents: a.extents[first:min(first+d.partExtents, len(a.extents))],
 		})
 	}
 }

@@ -230,6 +230,12 @@ func (d *Decoder) endLink(l *fetchLink, cause error) {
 // The engine reports PeerFenced when the session is over, and not before PeerDown. Only then may there be a new link: a report that
 // came later would end it. It is no proof by itself: it may be about a session before.
 func (d *Decoder) fence(f *fence) {
+	defer func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.fences, f.link.peer)
+		close(f.done)
+	}()
 	over := f.over
 	for d.tryFence(f.link) != nil {
 		select {
@@ -243,12 +249,7 @@ func (d *Decoder) fence(f *fence) {
 	select {
 	case <-f.over:
 	case <-d.ctx.Done():
-		return
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.fences, f.link.peer)
-	close(f.done)
 }
 
 // tryFence fences the peer of a link that has ended and tells the attempts how that went.

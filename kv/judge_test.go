@@ -30,9 +30,6 @@ func badPrefiller(t *testing.T, network string, answer func(r *raw, remote *haws
 			r.head = head{epoch: h.epoch}
 			switch m := b.(type) {
 			case *hello:
-				for !r.peer.Up() {
-					time.Sleep(time.Millisecond)
-				}
 				var desc hawser.Descriptor
 				if err := desc.UnmarshalBinary(m.descriptors[0]); err != nil {
 					t.Error(err)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -93,6 +94,29 @@ func TestReportIsOneLineAndHasItsExitCode(t *testing.T) {
 				t.Errorf("got %d %q, want %d %q", code, out.String(), tc.code, tc.want)
 			}
 		})
+	}
+}
+
+func TestOnlyASignalIsAnInterruption(t *testing.T) {
+	stop, leak := errors.New("signal"), errors.New("3 pages leaked")
+	running := context.Background()
+	ended, cancel := context.WithCancelCause(running)
+	cancel(stop)
+	for _, tc := range []struct {
+		ctx  context.Context
+		err  error
+		want string
+	}{
+		{running, leak, "3 pages leaked"},
+		{ended, fmt.Errorf("wait: %w", stop), "interrupted"},
+		{ended, leak, "interrupted: 3 pages leaked"},
+	} {
+		if got := interrupted(tc.ctx, tc.err); got.Error() != tc.want {
+			t.Errorf("got %v, want %s", got, tc.want)
+		}
+	}
+	if err := interrupted(ended, nil); err != nil {
+		t.Errorf("got %v for a command that ended well", err)
 	}
 }
 

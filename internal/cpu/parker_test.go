@@ -87,7 +87,7 @@ func TestNoWakeIsLost(t *testing.T) {
 
 // A wake that comes too late must not write to a descriptor that somebody else has opened in the meantime.
 func TestLateWakeTouchesNoOtherDescriptor(t *testing.T) {
-	for i := range 5000 {
+	for i := range 10000 {
 		p, err := NewParker()
 		if err != nil {
 			t.Fatal(err)

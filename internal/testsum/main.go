@@ -22,23 +22,26 @@ func main() {
 	if *total != "" {
 		os.Exit(printTotal(os.Stdout, *total))
 	}
-	sum, err := run(os.Stdout, flag.Args())
-	if err == nil || sum.ran() {
-		fmt.Printf("%s: %s\n", *name, sum.line())
-	}
-	if err == nil && !sum.ran() {
-		err = errors.New("no test ran")
-	}
+	sum, err := judge(run(os.Stdout, flag.Args()))
+	fmt.Printf("%s: %s\n", *name, sum.line())
 	if *counts != "" {
-		if err != nil && sum.Failed == 0 {
-			sum.Failed = 1 // a run that broke before any test could fail
-		}
 		err = errors.Join(err, appendCounts(*counts, *name, sum))
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "testsum: %s: %v\n", *name, err)
 		os.Exit(1)
 	}
+}
+
+// judge makes a run in which nothing ran, or which broke before any test could fail, one with a failure.
+func judge(sum Summary, err error) (Summary, error) {
+	if err == nil && !sum.ran() {
+		err = errors.New("no test ran")
+	}
+	if err != nil && sum.Failed == 0 {
+		sum.Failed = 1
+	}
+	return sum, err
 }
 
 // run executes go test and reads its events. An interrupt of the terminal reaches go test too, whose end ends this process.

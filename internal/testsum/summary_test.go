@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -50,6 +51,27 @@ func TestSummarizeCountsEverything(t *testing.T) {
 	}
 	if strings.Contains(out.String(), "chatter") {
 		t.Errorf("output of a passing test was printed:\n%s", out.String())
+	}
+}
+
+func TestBrokenRunIsAFailure(t *testing.T) {
+	broken := errors.New("go test: exit status 2")
+	for _, tc := range []struct {
+		sum    Summary
+		err    error
+		failed int
+		broken bool
+	}{
+		{Summary{Passed: 1}, nil, 0, false},
+		{Summary{Skipped: 1}, nil, 0, false},
+		{Summary{}, nil, 1, true},
+		{Summary{Passed: 1}, broken, 1, true},
+		{Summary{Passed: 1, Failed: 2}, broken, 2, true},
+	} {
+		sum, err := judge(tc.sum, tc.err)
+		if sum.Failed != tc.failed || (err != nil) != tc.broken {
+			t.Errorf("%+v, %v: got %d failed and %v", tc.sum, tc.err, sum.Failed, err)
+		}
 	}
 }
 
