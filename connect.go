@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-project/hawser/internal/host"
+	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/internal/wire"
 )
 
@@ -362,7 +363,7 @@ func (p *Peer) await(ctx context.Context) bool {
 const otherTime = 250 * time.Millisecond
 
 // heartTick is the resolution of liveness.
-const heartTick = 100 * time.Millisecond
+const heartTick = time.Second / rail.TicksPerSecond
 
 // heart sends beats and finds peers that have fallen silent. It counts its own ticks instead of reading the clock: when this
 // process was stopped, or starved, no ticks passed, and nobody is blamed for the silence.
@@ -378,6 +379,9 @@ func (e *Engine) heart() {
 			return
 		}
 		sessions = e.sessions(sessions[:0])
+		if len(sessions) > 0 {
+			e.worker.group.Call(func(g *rail.Group) { g.Tick(int(limit)) })
+		}
 		for _, s := range sessions {
 			switch s.state.Load() {
 			case stateUp:
@@ -386,6 +390,7 @@ func (e *Engine) heart() {
 				} else if n%int(beatInterval/heartTick) == 0 {
 					s.tell(wire.TypeBeat, nil)
 				}
+				s.checkLinkless()
 			case stateDown:
 				if n%int(time.Second/heartTick) == 0 {
 					s.retryFence()

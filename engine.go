@@ -34,12 +34,13 @@ type Engine struct {
 	addr   wire.Addr
 	secret [32]byte // signs descriptors
 
-	rails  []provider.Device // as opened
-	worker *worker
-	notes  *dispatcher
-	calls  *callbacks
-	imms   *imm.Table
-	inbox  *inbox
+	rails     []provider.Device // as opened
+	deadRails []atomic.Bool     // by rail; set by the worker
+	worker    *worker
+	notes     *dispatcher
+	calls     *callbacks
+	imms      *imm.Table
+	inbox     *inbox
 
 	ops      *ring.Queue[*op] // free ones
 	inflight atomic.Int64     // operations from takeOp to dropOp

@@ -201,11 +201,14 @@ func TestHostileAnswersToAnImport(t *testing.T) {
 				x.send(wire.TypeResolved, n, &wire.Resolved{Keys: []wire.Key{{ID: 1}}})
 			}
 		}, nil},
-		"too few keys": {func(x *puppet, request uint64) {
+		"no keys": {func(x *puppet, request uint64) {
 			x.send(wire.TypeResolved, request, &wire.Resolved{})
-		}, hawser.ErrPeerDown},
+		}, nil},
+		"keys for links that do not exist": {func(x *puppet, request uint64) {
+			x.send(wire.TypeResolved, request, &wire.Resolved{Keys: []wire.Key{{Link: 63, Epoch: 1}, {Link: 65535, Epoch: 1 << 31}}})
+		}, nil},
 		"too many keys": {func(x *puppet, request uint64) {
-			x.send(wire.TypeResolved, request, &wire.Resolved{Keys: make([]wire.Key, 2)})
+			x.send(wire.TypeResolved, request, &wire.Resolved{Keys: make([]wire.Key, wire.MaxRails+1)})
 		}, hawser.ErrPeerDown},
 		"another message": {func(x *puppet, request uint64) {
 			x.send(wire.TypeResolved, request, &wire.Bye{Reason: "no"})

@@ -208,8 +208,8 @@ func TestLinksOfAnEarlierPathAreIgnored(t *testing.T) {
 	if _, err := s.begin("sim", "", 1); err != nil {
 		t.Fatal(err)
 	}
-	s.linkEvent(old, true, provider.StatusOK)
-	s.linkEvent(old, false, provider.StatusFlushed)
+	s.linkEvent(old, 0, true, "")
+	s.linkEvent(old, 0, false, "gone")
 	s.mu.Lock()
 	have, fault := s.have, s.fault
 	s.mu.Unlock()

@@ -390,28 +390,6 @@ func TestBeatsKeepASessionUp(t *testing.T) {
 	}
 }
 
-// A link that is lost ends the session at once, also when the control connection is well.
-func TestLostLinkEndsTheSession(t *testing.T) {
-	x, e := simPuppet(t, nil)
-	events := make(chan hawser.PeerEvent, 3)
-	e.OnPeer(func(ev hawser.PeerEvent) { events <- ev })
-	x.up(e)
-	if err := x.dom.Disconnect(x.link); err != nil {
-		t.Fatal(err)
-	}
-	x.await(provider.KindPeerDown)
-	for _, want := range []hawser.PeerEventKind{hawser.PeerUp, hawser.PeerDown, hawser.PeerFenced} {
-		select {
-		case ev := <-events:
-			if ev.Kind != want || want == hawser.PeerDown && !strings.Contains(ev.Cause.Error(), "its sim connection ended") {
-				t.Fatalf("event %v (%v), want %v", ev.Kind, ev.Cause, want)
-			}
-		case <-time.After(3 * time.Second): // less than the silence after which it would end anyway
-			t.Fatalf("no %v event", want)
-		}
-	}
-}
-
 // Two messages that arrive in one look wake two readers, although they ring once.
 func TestEveryReaderIsWoken(t *testing.T) {
 	sp := &spy{}

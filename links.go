@@ -23,12 +23,13 @@ func (s *session) leadLinks(ctx context.Context, c *control, h *wire.Hello) erro
 			describe(h.Rails), requireText(h.Require), describe(ours), requireText(s.e.opts.Require))
 	}
 	var tried []string
-	for _, way := range ways {
+	for i, way := range ways {
 		fault, err := s.tryPath(ctx, c, way, tried)
 		if err != nil {
 			return err
 		}
 		if fault == "" {
+			s.setSlots(ways[i:])
 			return nil
 		}
 		tried = append(tried, fmt.Sprintf("%s: %s", way.path, fault))
@@ -173,18 +174,19 @@ func (s *session) connect(rp *rail.Peer, remote []wire.Link, active bool) (fault
 	return ""
 }
 
-// waitLinks waits until all links are up; fault says why one is not. An error means that the session has ended.
+// waitLinks waits until each link is up or has failed, and at least one is up: the others are tried again later. fault says why none is.
+// An error means that the session has ended.
 func (s *session) waitLinks(ctx context.Context) (fault string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, provider.ConnectTimeout+time.Second) // the provider's own limit comes first
 	defer cancel()
 	for {
 		s.mu.Lock()
-		up, fault, wake := s.have == s.want, s.fault, s.wake
+		known, up, fault, wake := s.have+s.lost >= s.want, s.have > s.lost, s.fault, s.wake
 		s.mu.Unlock()
 		switch {
-		case fault != "":
+		case known && !up:
 			return fault, nil
-		case up:
+		case known:
 			s.linked.Store(true)
 			return "", nil
 		}

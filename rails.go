@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/hawser-project/hawser/internal/cpu"
 	"github.com/hawser-project/hawser/internal/rail"
@@ -40,7 +41,7 @@ func (e *Engine) openRails(ctx context.Context) error {
 		receives += d.Caps().RecvDepth
 		devices[i].Fabric, devices[i].LinkBits = d.Caps().Fabric, d.Caps().LinkBits
 	}
-	e.rails = devices
+	e.rails, e.deadRails = devices, make([]atomic.Bool, len(devices))
 	e.inbox = newInbox(e.notes, receives)
 	if w.group, err = rail.New(domains, w, w.wake); err != nil {
 		return errors.Join(err, parker.Close()) // the group has closed the domains
@@ -114,6 +115,9 @@ func (e *Engine) wireRails() []wire.Rail {
 	out := make([]wire.Rail, len(e.rails))
 	for i, d := range e.rails {
 		out[i] = wire.Rail{Provider: d.Provider, Fabric: d.Fabric, LinkBits: d.LinkBits}
+		if e.deadRails[i].Load() {
+			out[i].Down = 1
+		}
 	}
 	return out
 }
@@ -123,6 +127,13 @@ type plan struct {
 	path  string
 	pairs []wire.Link // rails only
 	text  string
+	ds    []uint16 // rails of the dialer
+}
+
+// alternatives are the rails of the dialer that a link may join, the paired one first.
+func (p *plan) alternatives(paired uint16) []uint16 {
+	i := max(slices.Index(p.ds, paired), 0)
+	return append(slices.Clone(p.ds[i:]), p.ds[:i]...)
 }
 
 // plans lists the ways between two engines, most preferred first: by the answerer's order of providers, and only those that
@@ -136,10 +147,10 @@ func plans(prefer []provider.Provider, require []string, dialer, answerer []wire
 		}
 		for _, fabric := range fabrics(answerer, p.Name()) {
 			ds, as := indexes(dialer, p.Name(), fabric), indexes(answerer, p.Name(), fabric)
-			if len(ds) == 0 {
+			if len(ds) == 0 || len(as) == 0 {
 				continue
 			}
-			pl := plan{path: p.Name(), text: fmt.Sprintf("%s, %d x %d rails", p.Name(), len(ds), len(as))}
+			pl := plan{ds: ds, path: p.Name(), text: fmt.Sprintf("%s, %d x %d rails", p.Name(), len(ds), len(as))}
 			for r := range max(len(ds), len(as)) {
 				pl.pairs = append(pl.pairs, wire.Link{Dialer: ds[r%len(ds)], Answerer: as[r%len(as)]})
 			}
@@ -164,7 +175,7 @@ func fabrics(rails []wire.Rail, name string) []string {
 func indexes(rails []wire.Rail, name, fabric string) []uint16 {
 	var out []uint16
 	for i, r := range rails {
-		if r.Provider == name && r.Fabric == fabric {
+		if r.Provider == name && r.Fabric == fabric && r.Down == 0 {
 			out = append(out, uint16(i))
 		}
 	}

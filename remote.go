@@ -8,7 +8,6 @@ import (
 
 	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/internal/wire"
-	"github.com/hawser-project/hawser/provider"
 )
 
 // Remote is memory of a peer that this engine may write to, made from a Descriptor by Import. It lives as long as the session
@@ -16,7 +15,7 @@ import (
 type Remote struct {
 	sess *session
 	rr   rail.Remote
-	len  uint64
+	d    wire.Descriptor
 }
 
 // RemoteSlice is a part of a Remote.
@@ -45,14 +44,8 @@ func (e *Engine) Import(ctx context.Context, d Descriptor) (*Remote, error) {
 	if err := faultError(&res); err != nil {
 		return nil, fmt.Errorf("import from %s: %w", p, err)
 	}
-	r := &Remote{sess: s, len: d.d.Len, rr: rail.Remote{Peer: s.links.Load()}}
-	for _, k := range res.Keys {
-		r.rr.Keys = append(r.rr.Keys, provider.Key{ID: k.ID, Base: k.Base})
-	}
-	if len(r.rr.Keys) != s.want {
-		s.fail(ErrPeerDown, fmt.Errorf("%d keys for %d links", len(r.rr.Keys), s.want))
-		return nil, fmt.Errorf("import from %s: %w", p, s.cause())
-	}
+	r := &Remote{sess: s, d: d.d}
+	r.rr.Init(s.links.Load(), r, railKeys(res.Keys))
 	return r, nil
 }
 
@@ -71,13 +64,13 @@ func faultError(res *wire.Resolved) error {
 }
 
 // Len is the length in bytes.
-func (r *Remote) Len() uint64 { return r.len }
+func (r *Remote) Len() uint64 { return r.d.Len }
 
 // Peer is the owner.
 func (r *Remote) Peer() *Peer { return r.sess.peer }
 
 // All is the whole range.
-func (r *Remote) All() RemoteSlice { return RemoteSlice{Remote: r, Len: r.len} }
+func (r *Remote) All() RemoteSlice { return RemoteSlice{Remote: r, Len: r.d.Len} }
 
 // Slice is n bytes from off. Bounds are checked by the operation that uses it.
 func (r *Remote) Slice(off, n uint64) RemoteSlice { return RemoteSlice{Remote: r, Off: off, Len: n} }
@@ -101,7 +94,7 @@ func (s *session) resolve(d *wire.Descriptor) *wire.Resolved {
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, e.opts.PeerTimeout/2) // beats wait behind us
 	defer cancel()
-	var keys []provider.Key
+	var keys []rail.LinkKey
 	err := e.worker.retry(ctx, func(g *rail.Group) (err error) {
 		keys, err = g.Grant(&r.mr, s.links.Load(), d.Off, d.Len)
 		return err
@@ -116,7 +109,7 @@ func (s *session) resolve(d *wire.Descriptor) *wire.Resolved {
 	}
 	res := &wire.Resolved{}
 	for _, k := range keys {
-		res.Keys = append(res.Keys, wire.Key{ID: k.ID, Base: k.Base})
+		res.Keys = append(res.Keys, wire.Key{Link: uint16(k.Link), Epoch: k.Epoch, ID: k.Key.ID, Base: k.Key.Base})
 	}
 	return res
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/internal/wire"
-	"github.com/hawser-project/hawser/provider"
 )
 
 // Session states. A session only moves forward.
@@ -45,17 +44,23 @@ type session struct {
 	silent    atomic.Int32              // heart ticks since the peer was heard
 	over      atomic.Bool               // proved, and everything about the session has been told
 
+	inService    atomic.Int32  // links that carry operations
+	alone        atomic.Int32  // heart ticks without one
+	slots        []rail.Slot   // what setSlots says; before the session is up
+	posted       chan struct{} // capacity 1: posts is not empty
 	mu           sync.Mutex
-	path, reason string // set by begin, so fixed once the session is up
-	want, have   int    // links of the path, and those that are up
-	fault        string // why a link of the path failed before the session was up
-	why          error  // of stateDown
+	posts        [][]byte // frames that must not be lost
+	path, reason string   // set by begin, so fixed once the session is up
+	want         int      // links of the path,
+	have, lost   int      // those that came up, and those that failed, before the session was up
+	fault        string   // why one failed
+	why          error    // of stateDown
 	wasUp        bool
 	torn         bool // fire has seen stateDown
 	fencing      bool // an attempt to fence the links is under way
 	proved       bool // nothing that came over the links can land any more
 	wake         chan struct{}
-	asked        map[uint64]chan []byte // answers to our questions, by request number
+	asked        map[uint64]func(payload []byte) error // what to do with the answers to our questions, by request number
 	nextAsk      uint64
 }
 
@@ -68,11 +73,11 @@ var (
 func (e *Engine) newSession(p *Peer, conn net.Conn, dialer bool) *session {
 	s := &session{
 		e: e, peer: p, conn: conn, dialer: dialer, out: make(chan []byte, outDepth), questions: make(chan []byte),
-		wake: make(chan struct{}), asked: map[uint64]chan []byte{},
+		wake: make(chan struct{}), asked: map[uint64]func([]byte) error{}, posted: make(chan struct{}, 1),
 	}
 	s.target = s
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.links.Store(&rail.Peer{Tag: s})
+	s.links.Store(&rail.Peer{Tag: s, Allowed: e.allowed()})
 	return s
 }
 
@@ -87,9 +92,9 @@ func (s *session) begin(path, reason string, links int) (*rail.Peer, error) {
 	if s.why != nil {
 		return nil, s.why
 	}
-	s.path, s.reason, s.want, s.have, s.fault = path, reason, links, 0, ""
+	s.path, s.reason, s.want, s.have, s.lost, s.fault = path, reason, links, 0, 0, ""
 	s.linked.Store(false)
-	rp := &rail.Peer{Tag: s}
+	rp := &rail.Peer{Tag: s, Allowed: s.e.allowed()}
 	old := s.links.Swap(rp)
 	s.e.worker.group.Call(func(g *rail.Group) { g.Disconnect(old) })
 	return rp, nil
@@ -133,28 +138,6 @@ func (s *session) fail(kind, cause error) {
 	s.state.Store(stateDown)
 	s.mu.Unlock()
 	s.e.notes.push(&s.note)
-}
-
-// linkEvent is called by the worker.
-func (s *session) linkEvent(rp *rail.Peer, up bool, status provider.Status) {
-	s.mu.Lock()
-	if rp != s.links.Load() {
-		s.mu.Unlock()
-		return // of a path that was given up
-	}
-	switch {
-	case up:
-		s.have++
-	case s.fault == "":
-		s.fault = status.String()
-	}
-	path := s.path
-	s.mu.Unlock()
-	if !up && s.state.Load() == stateUp { // else whoever sets the session up sees the fault
-		s.fail(ErrPeerDown, fmt.Errorf("its %s connection ended: %s", path, status))
-		return
-	}
-	s.e.notes.leave(&s.note)
 }
 
 // fireState is what fire has to do.
@@ -203,6 +186,8 @@ func (s *session) setUp(name string) error {
 	if err := s.rise(); err != nil {
 		return err
 	}
+	rp, lead, slots := s.links.Load(), !s.dialer, s.slots
+	s.e.worker.group.Call(func(g *rail.Group) { g.Live(rp, lead, slots) })
 	if s.e.ctx.Err() != nil {
 		s.fail(ErrClosed, errClosing) // Close told the sessions that were there before it could see this one
 	}
@@ -220,7 +205,7 @@ func (s *session) rise() error {
 	switch {
 	case s.why != nil:
 		return s.why
-	case s.fault != "":
+	case s.want > 0 && s.lost >= s.want:
 		return fmt.Errorf("%w: its %s connection ended during the handshake: %s", ErrPeerDown, s.path, s.fault)
 	}
 	s.state.Store(stateUp)
@@ -346,12 +331,20 @@ func (s *session) nextFrame() []byte {
 		return f
 	default:
 	}
-	select {
-	case f := <-s.out:
-		return f
-	case f := <-s.questions:
-		return f
-	case <-s.ctx.Done():
+	for {
+		if f := s.nextPost(); f != nil {
+			return f
+		}
+		select {
+		case f := <-s.out:
+			return f
+		case f := <-s.questions:
+			return f
+		case <-s.posted:
+			continue
+		case <-s.ctx.Done():
+		}
+		break
 	}
 	select {
 	case f := <-s.out:
@@ -398,7 +391,9 @@ func (s *session) handle(f wire.Frame) error {
 		}
 		s.reply(wire.TypeResolved, f.Request, s.resolve(&m.Descriptor))
 	case wire.TypeResolved:
-		s.answer(f)
+		return s.answer(f)
+	case wire.TypeLink:
+		return s.heard(f)
 	default:
 		if f.Flags&wire.FlagOptional == 0 {
 			return fmt.Errorf("control message of unknown type %d", f.Type)
@@ -416,7 +411,10 @@ func (s *session) ask(ctx context.Context, t wire.Type, q, a wire.Message) error
 	s.mu.Lock()
 	s.nextAsk++
 	n := s.nextAsk
-	s.asked[n] = ch
+	s.asked[n] = func(payload []byte) error {
+		ch <- append([]byte(nil), payload...)
+		return nil
+	}
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
@@ -443,12 +441,13 @@ func (s *session) ask(ctx context.Context, t wire.Type, q, a wire.Message) error
 }
 
 // answer hands an answer to its question, or drops it when nobody waits any more.
-func (s *session) answer(f wire.Frame) {
+func (s *session) answer(f wire.Frame) error {
 	s.mu.Lock()
-	ch := s.asked[f.Request]
+	do := s.asked[f.Request]
 	delete(s.asked, f.Request)
 	s.mu.Unlock()
-	if ch != nil {
-		ch <- append([]byte(nil), f.Payload...)
+	if do == nil {
+		return nil
 	}
+	return do(f.Payload)
 }

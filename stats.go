@@ -42,9 +42,11 @@ func (e *Engine) Stats() Stats {
 	}
 	sessions := slices.DeleteFunc(e.sessions(nil), func(s *session) bool { return s.peer.cur.Load() != s })
 	counts := make([]rail.Counts, len(sessions))
-	_ = e.worker.do(func(*rail.Group) error { // fails when the engine is closed: then the counts are 0
+	_ = e.worker.do(func(g *rail.Group) error { // fails when the engine is closed: then the counts are 0
 		for i, s := range sessions {
-			counts[i] = s.links.Load().Counts
+			for _, l := range g.Links(s.links.Load()) {
+				counts[i].Add(l.Counts)
+			}
 		}
 		return nil
 	})

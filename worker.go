@@ -10,7 +10,7 @@ import (
 
 	"github.com/hawser-project/hawser/internal/cpu"
 	"github.com/hawser-project/hawser/internal/rail"
-	"github.com/hawser-project/hawser/provider"
+	"github.com/hawser-project/hawser/internal/wire"
 )
 
 const (
@@ -164,8 +164,22 @@ func (w *worker) Message(p *rail.Peer, m *rail.Message) {
 }
 
 // Link tells the session about one of its links.
-func (w *worker) Link(p *rail.Peer, up bool, status provider.Status) {
-	p.Tag.(*session).linkEvent(p, up, status)
+func (w *worker) Link(p *rail.Peer, i int, up bool, why string) {
+	p.Tag.(*session).linkEvent(p, i, up, why)
+}
+
+// Tell carries a notice to the other side.
+func (w *worker) Tell(p *rail.Peer, n *wire.LinkNotice) { p.Tag.(*session).tellLink(n) }
+
+// Keys asks the owner of a remote for the keys of links that came up later.
+func (w *worker) Keys(r *rail.Remote) {
+	rem := r.Tag.(*Remote)
+	rem.sess.askKeys(rem)
+}
+
+// GiveUp ends a session that cannot go on.
+func (w *worker) GiveUp(p *rail.Peer, why string) {
+	p.Tag.(*session).fail(ErrPeerDown, errors.New(why))
 }
 
 // Fenced tells the session that its fence has ended.
@@ -174,6 +188,7 @@ func (w *worker) Fenced(p *rail.Peer, proved bool) { p.Tag.(*session).fenced(pro
 // Dead is told about a rail that has failed as a whole; its links have been reported one by one.
 func (w *worker) Dead(i int, err error) {
 	e := w.e
+	e.deadRails[i].Store(true)
 	e.calls.add(func() {
 		e.opts.Log.Error("rail is out of service", "rail", i, "provider", e.rails[i].Provider, "device", e.rails[i].Name, "err", err)
 	})

@@ -50,6 +50,9 @@ const (
 	KindPeerDown
 	// KindFenced: the outcome of Fence, StatusOK or StatusUnfenced.
 	KindFenced
+	// KindRefused: an OpWriteImm of Peer was refused here and ends with StatusAccess there; Imm and Len are those of its WR, Status
+	// is StatusAccess. A plain write that is refused is not told. Only where Caps.Refusals say so.
+	KindRefused
 )
 
 // Status is the outcome that a Completion reports.
@@ -89,7 +92,7 @@ type Completion struct {
 }
 
 func (k Kind) String() string {
-	return name(int(k), "", "write", "send", "recv", "imm", "peer-up", "peer-down", "fenced")
+	return name(int(k), "", "write", "send", "recv", "imm", "peer-up", "peer-down", "fenced", "refused")
 }
 
 func (s Status) String() string {

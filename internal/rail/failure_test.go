@@ -69,20 +69,26 @@ func TestNoLinkIsMadeAfterTheFence(t *testing.T) {
 	}
 }
 
-// Whoever waits for a fence is told when its rail dies: there is no proof, and none will come.
+// A rail that dies is closed, and that is a proof that nothing lands over it any more, unless it could not be closed in order.
 func TestDeadRailEndsFences(t *testing.T) {
-	x, y := newFake(4), newFake(4)
-	b := newBench(t, x, y)
-	p := b.peer()
-	b.call(func(g *Group) { g.Fence(p) })
-	y.tell(provider.KindFenced, p.links[1].handle, provider.StatusOK)
-	b.settle()
-	b.fences()
-	x.pollErr = errors.New("device removed")
-	b.settle()
-	b.fences(false)
-	b.call(func(g *Group) { g.Fence(p) })
-	b.fences(false, false)
+	for _, proved := range []bool{true, false} {
+		x, y := newFake(4), newFake(4)
+		b := newBench(t, x, y)
+		p := b.peer()
+		b.call(func(g *Group) { g.Fence(p) })
+		y.tell(provider.KindFenced, p.links[1].handle, provider.StatusOK)
+		b.settle()
+		b.fences()
+		x.pollErr = errors.New("device removed")
+		if !proved {
+			x.closeErr = errors.New("still in use")
+		}
+		b.settle()
+		b.fences(proved)
+		b.call(func(g *Group) { g.Fence(p) })
+		b.fences(proved, proved)
+		x.closeErr = nil
+	}
 }
 
 // A rail that fails in Post is dead once, and its domain is left alone.

@@ -4,27 +4,29 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/hawser-project/hawser/internal/wire"
 	"github.com/hawser-project/hawser/provider"
 )
 
 // fakeDomain accepts WRs and completes them when the test says so.
 type fakeDomain struct {
-	caps    provider.Caps
-	posted  []provider.WR // writes and sends that were accepted and not completed
-	recvs   []provider.WR
-	ready   []provider.Completion
-	offers  int
-	accept  int // WRs that Post accepts at once
-	fenced  []provider.Peer
-	closed  bool
-	regs    int
-	polls   int
-	pollErr error
-	postErr error
+	caps     provider.Caps
+	posted   []provider.WR // writes and sends that were accepted and not completed
+	recvs    []provider.WR
+	ready    []provider.Completion
+	offers   int
+	accept   int // WRs that Post accepts at once
+	fenced   []provider.Peer
+	closed   bool
+	regs     int
+	polls    int
+	pollErr  error
+	postErr  error
+	closeErr error
 }
 
 func newFake(depth int) *fakeDomain {
-	return &fakeDomain{accept: 1 << 20, caps: provider.Caps{MaxMsg: 1 << 30, MaxSend: provider.MinMaxSend, PeerDepth: depth, RecvDepth: 4, LinkBits: 1e9}}
+	return &fakeDomain{accept: 1 << 20, caps: provider.Caps{CrossHost: true, MaxMsg: 1 << 30, MaxSend: provider.MinMaxSend, PeerDepth: depth, RecvDepth: 4, LinkBits: 1e9}}
 }
 
 func (d *fakeDomain) Caps() provider.Caps { return d.caps }
@@ -71,7 +73,7 @@ func (d *fakeDomain) Poll(cs []provider.Completion) (int, error) {
 	return n, errors.Join(d.pollErr, d.postErr) // a dead domain stays dead
 }
 func (d *fakeDomain) Arm() bool    { return len(d.ready) > 0 }
-func (d *fakeDomain) Close() error { d.closed = true; return nil }
+func (d *fakeDomain) Close() error { d.closed = true; return d.closeErr }
 
 // finish completes posted WR i.
 func (d *fakeDomain) finish(i int, st provider.Status) {
@@ -89,6 +91,9 @@ type fakeSink struct {
 	imms     []uint32
 	messages []*Message
 	ups      []bool // of links
+	told     []*wire.LinkNotice
+	asked    []*Remote
+	breaches []string
 	fences   []bool
 	dead     int
 }
@@ -96,10 +101,13 @@ type fakeSink struct {
 func (s *fakeSink) Imm(_ *Peer, imm uint32)     { s.imms = append(s.imms, imm) }
 func (s *fakeSink) Message(_ *Peer, m *Message) { s.messages = append(s.messages, m) }
 func (s *fakeSink) Dead(int, error)             { s.dead++ }
-func (s *fakeSink) Link(_ *Peer, up bool, _ provider.Status) {
+func (s *fakeSink) Link(_ *Peer, _ int, up bool, _ string) {
 	s.ups = append(s.ups, up)
 }
-func (s *fakeSink) Fenced(_ *Peer, proved bool) { s.fences = append(s.fences, proved) }
+func (s *fakeSink) Tell(_ *Peer, n *wire.LinkNotice) { s.told = append(s.told, n) }
+func (s *fakeSink) Keys(r *Remote)                   { s.asked = append(s.asked, r) }
+func (s *fakeSink) GiveUp(_ *Peer, why string)       { s.breaches = append(s.breaches, why) }
+func (s *fakeSink) Fenced(_ *Peer, proved bool)      { s.fences = append(s.fences, proved) }
 
 // ended is a Completer.
 type ended struct {
@@ -172,7 +180,7 @@ func (b *bench) memory() *Memory {
 func (b *bench) remote(p *Peer) *Remote {
 	r := &Remote{Peer: p}
 	for i := range p.links {
-		r.Keys = append(r.Keys, provider.Key{ID: uint64(200 + i), Base: uint64(5000 * (i + 1))})
+		r.keys = append(r.keys, LinkKey{i, p.links[i].epoch, provider.Key{ID: uint64(200 + i), Base: uint64(5000 * (i + 1))}})
 	}
 	return r
 }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/hawser-project/hawser/internal/ring"
+	"github.com/hawser-project/hawser/internal/wire"
 	"github.com/hawser-project/hawser/mem"
 	"github.com/hawser-project/hawser/provider"
 )
@@ -17,8 +18,14 @@ type Sink interface {
 	Imm(p *Peer, imm uint32)
 	// Message: a message of p lies in m until the sink, or anybody it hands m to, calls Group.Release.
 	Message(p *Peer, m *Message)
-	// Link: a link of p is up, or down, with the status that says why.
-	Link(p *Peer, up bool, status provider.Status)
+	// Link: link i of p is in service, or not any more, and why.
+	Link(p *Peer, i int, up bool, why string)
+	// Tell: n has to reach Notice of the other side, once and in order, as long as the session lasts. Called after Live only.
+	Tell(p *Peer, n *wire.LinkNotice)
+	// Keys: SetKeys or CloseRemote is to be called with what the owner of r says, soon.
+	Keys(r *Remote)
+	// GiveUp: the session has to end; the other side does not keep the protocol, or what went down with a link cannot be settled.
+	GiveUp(p *Peer, why string)
 	// Fenced: the outcome of Fence. proved: nothing that p started can land any more; else Fence may be called again.
 	Fenced(p *Peer, proved bool)
 	// Dead: a rail cannot be used any more.
@@ -51,6 +58,10 @@ type Group struct {
 	wake  func() // wakes the worker if it sleeps
 
 	first, last *Peer // peers with queued operations, in turn order
+	live        []*Peer
+	due         []*link // settled in this Step
+	ticks       uint64
+	without     guard // taken away by tests
 
 	sends    []sendSlot // message buffers; free ones are linked by index
 	sendFree int32
@@ -71,6 +82,8 @@ type railState struct {
 	dom     provider.Domain
 	caps    provider.Caps
 	dead    bool
+	closed  bool
+	silent  bool          // closed, and nothing can land over it any more
 	batch   []provider.WR // built in this Step, or refused in the last one
 	flights []flight
 	free    int32   // first free flight, -1 when none
@@ -83,15 +96,17 @@ type railState struct {
 	sendKeys []provider.Key // by chunk of send buffers
 }
 
-// flight is a WR that a domain has accepted or is about to: the meaning of its token.
+// flight is a WR that a domain has accepted or is about to: the meaning of its token. The link is nil when it is free.
 type flight struct {
-	op   *Op
-	link *link
-	len  uint64
-	gen  uint32
-	next int32 // next free flight
-	send int32 // send buffer, -1 when none
-	frag bool
+	op          *Op
+	link        *link
+	src, dst, n uint64 // see piece
+	seq         uint64 // number among the WRs of the connection
+	gen         uint32
+	next        int32 // next free flight
+	send        int32 // send buffer, -1 when none
+	imm, frag   bool
+	probe       bool
 }
 
 // Message is a received message in its buffer.
@@ -193,6 +208,12 @@ func (g *Group) Step() int {
 			n += g.poll(r)
 		}
 	}
+	for _, l := range g.due { // after the polls: a domain may give the place of a handle away whose last completion waits in our hands
+		if l.state == idle {
+			g.relink(l)
+		}
+	}
+	g.due = g.due[:0]
 	return n
 }
 
@@ -233,13 +254,16 @@ func (g *Group) Close() error {
 	}
 	g.runCalls()
 	var errs []error
+	for len(g.live) > 0 {
+		g.FailPeer(g.live[0])
+	}
 	for _, r := range g.rails {
-		if err := r.dom.Close(); err != nil {
-			errs = append(errs, fmt.Errorf("close rail %d: %w", r.index, err))
+		if err := r.close(); err != nil {
+			errs = append(errs, err)
 		}
-		r.dead = true
 		for i := range r.flights {
-			if r.flights[i].op != nil {
+			if r.flights[i].link != nil {
+				r.flights[i].link.peer.down = true // what is lost is not placed again
 				g.land(r, uint32(i), provider.StatusFlushed)
 			}
 		}
@@ -252,6 +276,19 @@ func (g *Group) Close() error {
 		errs = append(errs, g.sends[i].span.Free())
 	}
 	return errors.Join(errs...)
+}
+
+// close closes the domain of a rail, once.
+func (r *railState) close() error {
+	if r.closed {
+		return nil
+	}
+	r.dead, r.closed = true, true
+	if err := r.dom.Close(); err != nil {
+		return fmt.Errorf("close rail %d: %w", r.index, err)
+	}
+	r.silent = r.caps.CrossHost // on one host, a writer that has mapped our memory may be stopped in the middle of a copy
+	return nil
 }
 
 // Flush ends operations that were submitted to a group that is closed. The worker calls it, after Close.

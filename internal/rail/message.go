@@ -49,6 +49,9 @@ func (g *Group) received(r *railState, c *provider.Completion) {
 		return
 	}
 	l := r.link(c.Peer)
+	if l != nil && (c.Status == provider.StatusOK || c.Status == provider.StatusTruncated) {
+		l.rxMsgs++
+	}
 	if c.Status != provider.StatusOK || l == nil || c.Len > slotSize {
 		if c.Status != provider.StatusFlushed {
 			r.postReceive(slot)
@@ -58,7 +61,7 @@ func (g *Group) received(r *railState, c *provider.Completion) {
 	m := &r.recv.slots[slot]
 	m.Peer = l.peer
 	m.Data = r.recv.span.Bytes()[slot*slotSize:][:c.Len:c.Len]
-	l.peer.Counts.RxMessages++
+	l.counts.RxMessages++
 	g.sink.Message(l.peer, m)
 }
 

@@ -21,12 +21,6 @@ type Memory struct {
 	Keys []provider.Key // by rail
 }
 
-// Remote is memory of a peer as the links to that peer know it. Immutable after it is made.
-type Remote struct {
-	Peer *Peer
-	Keys []provider.Key // by link
-}
-
 // Completer is told about the end of an operation, on the worker. It must not keep op.
 type Completer interface {
 	Complete(op *Op)
@@ -35,12 +29,14 @@ type Completer interface {
 // Op is one operation. Its submitter fills the first group of fields, calls Submit, and does not touch it again; then the
 // worker owns it until it has called Owner.Complete.
 type Op struct {
-	Kind   Kind
-	HasImm bool
-	Imm    uint32
-	Peer   *Peer
-	Src    *Memory
-	Dst    *Remote
+	Kind    Kind
+	HasImm  bool
+	ImmLast bool // Pages: one immediate, after all pages; exact on one ordered link, slower when that fails
+	Imm     uint32
+	Rail    int // 1 + the only rail to use while it has a link; 0: any
+	Peer    *Peer
+	Src     *Memory
+	Dst     *Remote
 
 	SrcOff, DstOff       uint64
 	Len                  uint64 // of the span, of each page
@@ -54,16 +50,29 @@ type Op struct {
 	// The result, valid in Complete: the first status that was not OK.
 	Status provider.Status
 
-	next     *Op    // in its opList
-	cursor   int    // next part to post
-	fragOff  uint64 // bytes of part cursor that are posted already, when it is longer than MaxMsg
-	frags    int    // fragments of part cursor in flight
-	inflight int    // WRs in flight
+	next     *Op     // in its opList
+	listed   bool    // in its opList
+	cursor   int     // next part to begin
+	cur      piece   // what is left of the part that was begun last
+	begun    bool    // cur is not empty
+	redo     []piece // what went down with a link; those with an immediate first, so that they are placed last
+	frags    int     // pieces that have to land before the next immediate may leave
+	inflight int     // WRs in flight, or lost with a link whose fate is not known yet
+	only     *link   // of ImmLast: the link that all pages go over,
+	epoch    uint32  // and which connection of it
+	strict   bool    // of ImmLast: the link failed, so the immediate waits until everything has landed
+}
+
+// piece is a range of an operation that has to be written. It shrinks as its fragments are placed.
+type piece struct {
+	src, dst, n uint64 // offsets in the source and in the destination, bytes
+	imm         bool   // the immediate goes with its end
+	frag        bool   // counted in Op.frags
 }
 
 // Reset makes an Op ready to be filled again. It keeps the memory of its slices.
 func (o *Op) Reset() {
-	*o = Op{SrcIdx: o.SrcIdx[:0], DstIdx: o.DstIdx[:0], Data: o.Data[:0]}
+	*o = Op{SrcIdx: o.SrcIdx[:0], DstIdx: o.DstIdx[:0], Data: o.Data[:0], redo: o.redo[:0]}
 }
 
 // opList is a list of operations, oldest first.
@@ -71,6 +80,7 @@ type opList struct{ head, tail *Op }
 
 // hot:
 func (l *opList) push(op *Op) {
+	op.listed = true
 	if l.tail == nil {
 		l.head = op
 	} else {
@@ -79,9 +89,21 @@ func (l *opList) push(op *Op) {
 	l.tail = op
 }
 
+// pushFront puts what was begun before everything else.
+func (l *opList) pushFront(op *Op) {
+	op.listed, op.next = true, l.head
+	l.head = op
+	if l.tail == nil {
+		l.tail = op
+	}
+}
+
 // remove takes op out; nothing happens when it is not there. Mostly it is the first.
 // hot:
 func (l *opList) remove(op *Op) {
+	if !op.listed {
+		return
+	}
 	var prev *Op
 	for o := l.head; o != nil; prev, o = o, o.next {
 		if o != op {
@@ -95,7 +117,7 @@ func (l *opList) remove(op *Op) {
 		if l.tail == o {
 			l.tail = prev
 		}
-		o.next = nil
+		o.next, o.listed = nil, false
 		return
 	}
 }
@@ -109,17 +131,108 @@ func (o *Op) list() *opList {
 	return &o.Peer.ops
 }
 
-// part returns where part i of the operation reads and writes, and its length.
+// placed reports whether nothing is left to place.
 // hot:
-func (o *Op) part(i int) (src, dst, n uint64) {
+func (o *Op) placed() bool { return o.cursor >= o.Parts && o.Parts > 0 && !o.begun && len(o.redo) == 0 }
+
+// piece is what to place next. Only called when something is left.
+// hot:
+func (o *Op) piece() *piece {
+	if n := len(o.redo); n > 0 {
+		return &o.redo[n-1]
+	}
+	if !o.begun {
+		o.begin()
+	}
+	return &o.cur
+}
+
+// consumed takes the first n bytes of the piece away, or all of it.
+// hot:
+func (o *Op) consumed(p *piece, n uint64) {
+	if n < p.n {
+		p.src, p.dst, p.n = p.src+n, p.dst+n, p.n-n
+		return
+	}
+	if len(o.redo) > 0 {
+		if p.frag {
+			o.frags-- // the last of its flights has its own count
+		}
+		o.redo = o.redo[:len(o.redo)-1]
+		return
+	}
+	o.begun = false
+}
+
+// maxMerge bounds a run of adjacent pages that go as one, so that runs still spread over the rails.
+const maxMerge = 256 << 10
+
+// begin takes the next part.
+// hot:
+func (o *Op) begin() {
+	i := o.cursor
+	o.cursor++
+	o.begun = true
 	switch o.Kind {
 	case Write:
 		from, to := cut(o.Len, i, o.Parts), cut(o.Len, i+1, o.Parts)
-		return o.SrcOff + from, o.DstOff + from, to - from
+		o.cur = piece{src: o.SrcOff + from, dst: o.DstOff + from, n: to - from, imm: o.HasImm}
 	case Pages:
-		return o.SrcOff + uint64(o.SrcIdx[i])*o.SrcStride, o.DstOff + uint64(o.DstIdx[i])*o.DstStride, o.Len
+		o.beginPage(i)
+	case Send:
+		o.cur = piece{n: uint64(len(o.Data))}
+	default:
+		o.cur = piece{imm: o.HasImm}
 	}
-	return 0, 0, 0
+}
+
+// beginPage takes a page, and those after it that lie behind it on both sides: without an immediate of its own a page is just bytes.
+// hot:
+func (o *Op) beginPage(i int) {
+	if len(o.SrcIdx) == 0 { // ImmLast without pages
+		o.cur = piece{imm: o.HasImm}
+		return
+	}
+	src, dst := o.SrcOff+uint64(o.SrcIdx[i])*o.SrcStride, o.DstOff+uint64(o.DstIdx[i])*o.DstStride
+	o.cur = piece{src: src, dst: dst, n: o.Len, imm: o.HasImm && (!o.ImmLast || i == o.Parts-1)}
+	if o.cur.imm || o.Len == 0 {
+		return
+	}
+	last := o.Parts
+	if o.HasImm {
+		last--
+	}
+	for i++; i < last && o.cur.n+o.Len <= maxMerge; i++ {
+		s, d := o.SrcOff+uint64(o.SrcIdx[i])*o.SrcStride, o.DstOff+uint64(o.DstIdx[i])*o.DstStride
+		if s != src+o.cur.n || d != dst+o.cur.n {
+			return
+		}
+		o.cur.n += o.Len
+		o.cursor++
+	}
+}
+
+// again makes p be placed once more.
+func (o *Op) again(p piece) {
+	if p.frag {
+		o.frags++
+	}
+	o.redo = append(o.redo, p)
+	if p.imm {
+		copy(o.redo[1:], o.redo)
+		o.redo[0] = p
+	}
+}
+
+// fail makes the operation post nothing more and end with st, unless it failed before.
+func (o *Op) fail(st provider.Status) {
+	if o.Status == provider.StatusOK {
+		o.Status = st
+	}
+	if o.Parts == 0 { // a plain write that was never placed
+		o.Parts = 1
+	}
+	o.cursor, o.begun, o.redo = o.Parts, false, o.redo[:0]
 }
 
 // cut is where part i of n begins in a span of length bytes: floor(length*i/n), exact beyond 64 bits.

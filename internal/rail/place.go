@@ -9,13 +9,16 @@ import (
 // hot:
 func (g *Group) enqueue(op *Op) {
 	p := op.Peer
-	if op.Kind == Signal || op.Kind == Send {
+	if op.Kind == Signal || op.Kind == Send || op.ImmLast && op.Parts == 0 {
 		op.Parts = 1
 	}
-	if p.down || (op.Dst != nil && op.Dst.Peer != p) {
+	switch {
+	case p.down || op.Dst != nil && op.Dst.Peer != p:
 		op.fail(provider.StatusFlushed)
+	case op.Dst != nil && op.Dst.closed:
+		op.fail(provider.StatusAccess)
 	}
-	if op.cursor == op.Parts && op.Parts > 0 || op.Kind == Pages && op.Parts == 0 { // failed, or no pages
+	if op.Status != provider.StatusOK || op.Kind == Pages && op.Parts == 0 { // failed, or no pages
 		op.Owner.Complete(op)
 		return
 	}
@@ -97,13 +100,13 @@ func (g *Group) placeList(p *Peer, l *opList, limit int) int {
 	for l.head != nil && n < limit {
 		op := l.head
 		if op.Parts == 0 {
-			op.Parts = pieces(op.Len, len(p.links))
+			op.Parts = pieces(op.Len, p.ready)
 		}
-		if !g.placePart(p, op) {
+		if !g.placePiece(p, op) {
 			break
 		}
 		n++
-		if op.cursor == op.Parts {
+		if op.placed() {
 			l.remove(op)
 		}
 	}
@@ -119,79 +122,116 @@ func pieces(length uint64, links int) int {
 	return int((length-1)/piece) + 1
 }
 
-// placePart puts the next part of op, or its next fragment, into the batch of the best link. False: not now.
+// placePiece puts the next piece of op, or a fragment of it, into the batch of the best link. False: not now.
 // hot:
-func (g *Group) placePart(p *Peer, op *Op) bool {
-	src, dst, n := op.part(op.cursor)
-	if op.Kind == Send {
-		n = uint64(len(op.Data))
-	}
-	l := p.best(n - op.fragOff)
+func (g *Group) placePiece(p *Peer, op *Op) bool {
+	pc := op.piece()
+	l := g.pick(p, op, pc)
 	if l == nil {
 		return false
 	}
-	frag := n-op.fragOff > l.rail.caps.MaxMsg
-	if !frag && op.fragOff > 0 && op.frags > 0 && op.HasImm {
-		return false // the immediate goes with the last fragment, once the others have landed
+	r := l.rail
+	n := min(pc.n, r.caps.MaxMsg)
+	whole := n == pc.n
+	imm := pc.imm && whole
+	if imm && (op.frags > 0 || op.strict && op.inflight > 0) && g.without&guardLast == 0 {
+		return false // it goes with the last fragment, once the others have landed
 	}
-	wr := provider.WR{Peer: l.handle, Op: provider.OpWrite}
-	send := int32(-1)
+	f := flight{op: op, link: l, src: pc.src, dst: pc.dst, n: n, imm: imm, frag: pc.frag || pc.imm && !whole, send: -1}
+	wr := provider.WR{Peer: l.handle, Op: provider.OpWrite, Len: n}
 	switch {
 	case op.Kind == Send:
-		if p.sends >= min(sendsAPeer, max(1, l.rail.caps.PeerDepth/2)) {
+		if f.send = g.takeSend(p, l, op.Data); f.send < 0 {
 			return false
 		}
-		if send = g.sendBuffer(op.Data); send < 0 {
-			return false
-		}
-		p.sends++
-		wr.Op, wr.Len = provider.OpSend, n
-		k := l.rail.sendKeys[send/sendSlots]
-		wr.LocalKey, wr.LocalAddr = k.ID, k.Base+uint64(send%sendSlots)*slotSize
-	default:
-		wr.Len = min(n-op.fragOff, l.rail.caps.MaxMsg)
-		if op.HasImm && !frag {
-			wr.Op, wr.Imm = provider.OpWriteImm, op.Imm
-		}
-		if wr.Len > 0 {
-			k, rk := op.Src.Keys[l.rail.index], op.Dst.Keys[l.index]
-			wr.LocalKey, wr.LocalAddr = k.ID, k.Base+src+op.fragOff
-			wr.RemoteKey, wr.RemoteAddr = rk.ID, rk.Base+dst+op.fragOff
-		}
+		wr.Op = provider.OpSend
+		k := r.sendKeys[f.send/sendSlots]
+		wr.LocalKey, wr.LocalAddr = k.ID, k.Base+uint64(f.send%sendSlots)*slotSize
+	case n > 0:
+		k, rk := op.Src.Keys[r.index], op.Dst.keys[l.index].Key
+		wr.LocalKey, wr.LocalAddr = k.ID, k.Base+pc.src
+		wr.RemoteKey, wr.RemoteAddr = rk.ID, rk.Base+pc.dst
 	}
-	wr.Token = l.rail.takeOff(flight{op: op, link: l, len: wr.Len, frag: frag, send: send})
-	l.rail.batch = append(l.rail.batch, wr)
-	if invariants.Enabled && l.outstanding >= l.rail.caps.PeerDepth {
+	if imm {
+		wr.Op, wr.Imm = provider.OpWriteImm, op.Imm
+	}
+	if f.frag {
+		op.frags++
+	}
+	l.posted++
+	f.seq = l.posted
+	wr.Token = r.takeOff(f)
+	r.batch = append(r.batch, wr)
+	if invariants.Enabled && l.outstanding >= r.caps.PeerDepth {
 		invariants.Broken("link %d has %d requests outstanding already", l.index, l.outstanding)
 	}
 	l.outstanding++
-	l.load += wr.Len + perWR
+	l.load += n + perWR
 	op.inflight++
-	if frag {
-		op.frags++
-		op.fragOff += wr.Len
-	} else {
-		op.cursor++
-		op.fragOff = 0
-	}
+	op.consumed(pc, n)
 	return true
 }
 
-// best is the link of p that would be done first with n more bytes, nil when none has room.
+// takeSend copies a message into a buffer; -1: not now.
 // hot:
-func (p *Peer) best(n uint64) *link {
+func (g *Group) takeSend(p *Peer, l *link, data []byte) int32 {
+	if p.sends >= min(sendsAPeer, max(1, l.rail.caps.PeerDepth/2)) {
+		return -1
+	}
+	i := g.sendBuffer(data)
+	if i >= 0 {
+		p.sends++
+		l.sends++
+	}
+	return i
+}
+
+// pick is the link of p that would be done first with a piece of op, nil when none can take it now.
+// hot:
+func (g *Group) pick(p *Peer, op *Op, pc *piece) *link {
+	if op.only != nil {
+		if l := op.only; !op.strict && l.state == ready && l.epoch == op.epoch {
+			if l.outstanding < l.rail.caps.PeerDepth && (pc.n == 0 || g.covers(op.Dst, l)) {
+				return l
+			}
+			return nil
+		}
+		op.strict = true
+	}
+	rail := op.Rail - 1
+	if rail >= 0 && !p.onRail(rail) {
+		rail = -1
+	}
 	var best *link
 	var bestTime float64
 	for _, l := range p.links {
-		if !l.up || l.rail.dead || l.outstanding >= l.rail.caps.PeerDepth {
+		if l.state != ready || rail >= 0 && l.rail.index != rail || rail < 0 && l.class != p.class {
 			continue
 		}
-		t := float64(l.load+n+perWR) / float64(max(l.rail.caps.LinkBits, 1))
+		if op.Dst != nil && pc.n > 0 && !g.covers(op.Dst, l) || l.outstanding >= l.rail.caps.PeerDepth {
+			continue
+		}
+		t := float64(l.load+pc.n+perWR) / float64(max(l.rail.caps.LinkBits, 1))
 		if best == nil || t < bestTime {
 			best, bestTime = l, t
 		}
 	}
+	if op.ImmLast && op.only == nil && best != nil {
+		op.only, op.epoch = best, best.epoch
+		op.strict = !best.rail.caps.Ordered
+	}
 	return best
+}
+
+// onRail reports whether a link of p over a rail is in service.
+// hot:
+func (p *Peer) onRail(rail int) bool {
+	for _, l := range p.links {
+		if l.state == ready && l.rail.index == rail {
+			return true
+		}
+	}
+	return false
 }
 
 // takeOff stores what a token will mean and returns the token.
@@ -242,78 +282,4 @@ func (g *Group) poll(r *railState) int {
 		}
 	}
 	return total
-}
-
-// railDead takes a rail out of service: what was in flight on it has ended, its links are down.
-func (g *Group) railDead(r *railState, err error) {
-	r.dead = true
-	r.batch = r.batch[:0]
-	for i := range r.flights {
-		if r.flights[i].op != nil {
-			g.land(r, uint32(i), provider.StatusFlushed)
-		}
-	}
-	g.sink.Dead(r.index, err)
-	for _, l := range r.links {
-		if l != nil {
-			l.up = false
-			g.sink.Link(l.peer, false, provider.StatusFlushed)
-			g.outcome(l, false)
-		}
-	}
-}
-
-// complete handles one completion.
-// hot:
-func (g *Group) complete(r *railState, c *provider.Completion) {
-	switch c.Kind {
-	case provider.KindImm:
-		if l := r.link(c.Peer); l != nil {
-			l.peer.Counts.RxImms++
-			l.peer.Counts.RxImmBytes += c.Len
-			g.sink.Imm(l.peer, c.Imm)
-		}
-	case provider.KindWrite, provider.KindSend:
-		i := uint32(c.Token)
-		if int(i) < len(r.flights) && r.flights[i].gen == uint32(c.Token>>32) && r.flights[i].op != nil {
-			g.land(r, i, c.Status)
-		}
-	case provider.KindRecv:
-		g.received(r, c)
-	case provider.KindPeerUp, provider.KindPeerDown, provider.KindFenced:
-		g.linkEvent(r, c)
-	}
-}
-
-// land ends a flight, and its operation when that was the last one.
-// hot:
-func (g *Group) land(r *railState, i uint32, st provider.Status) {
-	f := &r.flights[i]
-	op, l := f.op, f.link
-	f.op, f.next, r.free = nil, r.free, int32(i)
-	l.outstanding--
-	l.load -= f.len + perWR
-	if f.send >= 0 {
-		g.freeSend(f.send)
-		l.peer.sends--
-	}
-	if f.frag {
-		op.frags--
-	}
-	op.inflight--
-	l.peer.Counts.TxWrites++
-	if st == provider.StatusOK {
-		l.peer.Counts.TxBytes += f.len
-	} else {
-		if op.cursor < op.Parts {
-			op.list().remove(op)
-		}
-		op.fail(st)
-	}
-	if invariants.Enabled && (op.inflight < 0 || op.frags < 0 || l.outstanding < 0 || l.peer.sends < 0) {
-		invariants.Broken("negative count: op %+v, link %+v", op, l)
-	}
-	if op.inflight == 0 && op.cursor == op.Parts {
-		op.Owner.Complete(op)
-	}
 }

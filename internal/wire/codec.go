@@ -159,6 +159,51 @@ func list[T any, P interface {
 	}
 }
 
+// list32 is a sequence of at most limit numbers.
+func list32(c *codec, v *[]uint32, limit int) {
+	n := c.length(len(*v), limit)
+	if !c.reading {
+		for i := range *v {
+			c.u32(&(*v)[i])
+		}
+		return
+	}
+	*v = nil
+	for range n {
+		var x uint32
+		if c.u32(&x); c.err != nil {
+			return
+		}
+		*v = append(*v, x)
+	}
+}
+
+// list64 is list32 for longer numbers.
+func list64(c *codec, v *[]uint64, limit int) {
+	n := c.length(len(*v), limit)
+	if !c.reading {
+		for i := range *v {
+			c.u64(&(*v)[i])
+		}
+		return
+	}
+	*v = nil
+	for range n {
+		var x uint64
+		if c.u64(&x); c.err != nil {
+			return
+		}
+		*v = append(*v, x)
+	}
+}
+
+// unknown makes reading fail.
+func (c *codec) unknown(what string, v uint64) {
+	if c.reading && c.err == nil {
+		c.err = fmt.Errorf("unknown %s %d", what, v)
+	}
+}
+
 // strs is a sequence of at most limit strings.
 func (c *codec) strs(v *[]string, limit, each int) {
 	n := c.length(len(*v), limit)

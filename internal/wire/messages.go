@@ -24,6 +24,7 @@ const (
 	TypeResolved
 	TypeBeat
 	TypeBye
+	TypeLink
 )
 
 // FlagOptional marks messages that a receiver may ignore.
@@ -49,12 +50,14 @@ type ID = [16]byte
 type Rail struct {
 	Provider, Fabric string
 	LinkBits         uint64
+	Down             uint8 // 1: out of service, listed for the sake of the numbers of the others
 }
 
 func (m *Rail) fields(c *codec) {
 	c.str(&m.Provider, maxName)
 	c.str(&m.Fabric, maxHost)
 	c.u64(&m.LinkBits)
+	c.u8(&m.Down)
 }
 
 // Hello is the first message, from the side that dials.
@@ -176,15 +179,21 @@ type Resolve struct{ Descriptor Descriptor }
 
 func (m *Resolve) fields(c *codec) { m.Descriptor.fields(c) }
 
-// Key is a provider.Key on the wire.
-type Key struct{ ID, Base uint64 }
+// Key is a provider.Key on the wire: how to write over one connection of a link.
+type Key struct {
+	Link     uint16
+	Epoch    uint32
+	ID, Base uint64
+}
 
 func (m *Key) fields(c *codec) {
+	c.u16(&m.Link)
+	c.u32(&m.Epoch)
 	c.u64(&m.ID)
 	c.u64(&m.Base)
 }
 
-// Resolved answers Resolve: a key per link, or why not.
+// Resolved answers Resolve: a key for each link that is up, or why not.
 type Resolved struct {
 	Fault Fault
 	Text  string

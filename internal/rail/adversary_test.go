@@ -1,0 +1,649 @@
+package rail
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hawser-project/hawser/internal/imm"
+	"github.com/hawser-project/hawser/internal/wire"
+	"github.com/hawser-project/hawser/provider"
+	"github.com/hawser-project/hawser/provider/sim"
+)
+
+// The adversary: the code that workers run, on a simulated network, stepped in an order that a seed decides. Nothing else moves:
+// no goroutine, no clock. Equal seeds give equal runs.
+
+var (
+	simSeed = flag.Uint64("sim.seed", 0, "run only the schedule of this seed, and tell what happens")
+	simTime = flag.Duration("sim.time", 2*time.Second, "for how long random schedules are tried")
+	simRuns = flag.Int("sim.runs", 1<<30, "how many random schedules are tried at most")
+)
+
+const (
+	cellLen   = 3000
+	settling  = 300    // events after the last end: what comes too late comes then
+	maxEvents = 200000 // of a run; one takes some thousands
+)
+
+// story is what happens in one run.
+type story struct {
+	seed    uint64
+	hosts   int
+	rails   [2]int // of host 0, and of the others
+	ops     int
+	fault   int // the number of the event before which something fails; -1: at random; -2: never
+	kind    int // of the fault, see world.fail
+	without guard
+	ordered bool
+}
+
+// adversaryWorld is some hosts, the channels between them, and what must be true of them.
+type adversaryWorld struct {
+	story
+	rng    *rand.Rand
+	f      *sim.Fabric
+	hosts_ []*simHost
+	jobs   []*job
+	events int
+	faults int
+	log    []string
+	loud   bool
+	wrong  string // the first thing that is not as it must be
+}
+
+// simHost is one engine without its goroutines: a group, counters, memory.
+type simHost struct {
+	w     *adversaryWorld
+	name  string
+	g     *Group
+	imms  *imm.Table
+	peers []*Peer              // by host
+	src   imm.Source           // as others see it
+	in    [][]*wire.LinkNotice // notices on their way here, by host
+	dst   []byte               // where others write; a cell for each job
+	out   []byte               // what it writes
+	dstMR *Memory
+	srcMR *Memory
+	msgs  map[uint32]int
+	ended []bool // sessions, by host
+}
+
+// job is an operation and what is known of it.
+type job struct {
+	Op
+	w      *adversaryWorld
+	id     int
+	from   int
+	to     int
+	remote *Remote
+	count  uint64 // immediates that it carries
+	bytes  []span // that it writes, in the destination
+	ends   int
+	read   bool // the receiver has taken the memory back
+	shared bool // its immediate is that of other jobs too
+}
+
+func (j *job) Complete(op *Op) {
+	j.ends++
+	j.w.note("job %d ends: %v", j.id, op.Status)
+	if j.ends > 1 {
+		j.w.fail("job %d ended twice", j.id)
+	}
+	if op.Status == provider.StatusOK && len(j.bytes) > 0 && !j.read {
+		j.w.checkBytes(j, "its end")
+	}
+}
+
+type noBell struct{}
+
+func (noBell) Wake()             {}
+func (noBell) FD() int           { return -1 }
+func (noBell) Watch(int) error   { return nil }
+func (noBell) Unwatch(int) error { return nil }
+
+func (w *adversaryWorld) fail(format string, args ...any) {
+	if w.wrong == "" {
+		w.wrong = fmt.Sprintf(format, args...)
+		w.note("WRONG: %s", w.wrong)
+	}
+}
+
+func (w *adversaryWorld) note(format string, args ...any) {
+	if w.loud {
+		w.log = append(w.log, fmt.Sprintf("%6d %8v ", w.events, w.f.Now())+fmt.Sprintf(format, args...))
+	}
+}
+
+// Sink.
+
+func (h *simHost) index() int { return int(h.name[0] - 'a') }
+
+func (h *simHost) Imm(p *Peer, v uint32) {
+	from := p.Tag.(int)
+	if _, err := h.imms.Add(&h.w.hosts_[from].src, v); err != nil {
+		h.w.fail("count %d: %v", v, err)
+	}
+	h.w.note("%s counts %d", h.name, v)
+	h.w.counted(h, v)
+}
+
+func (h *simHost) Message(_ *Peer, m *Message) {
+	id := binary.LittleEndian.Uint32(m.Data)
+	h.msgs[id]++
+	h.w.note("%s gets message %d", h.name, id)
+	if h.msgs[id] > 1 {
+		h.w.fail("message %d arrived twice", id)
+	}
+	h.g.Release(m)
+}
+
+func (h *simHost) Link(p *Peer, i int, up bool, why string) {
+	h.w.note("%s: link %d to %c is up %v: %s", h.name, i, 'a'+rune(p.Tag.(int)), up, why)
+}
+func (h *simHost) Fenced(*Peer, bool)  {}
+func (h *simHost) Dead(r int, _ error) { h.w.note("%s: rail %d is dead", h.name, r) }
+func (h *simHost) GiveUp(p *Peer, why string) {
+	h.w.fail("%s gives %c up: %s", h.name, 'a'+rune(p.Tag.(int)), why)
+}
+
+func (h *simHost) Tell(p *Peer, n *wire.LinkNotice) {
+	to := p.Tag.(int)
+	var m wire.LinkNotice
+	if err := wire.Parse(wire.Append(nil, n), &m); err != nil {
+		h.w.fail("notice %+v: %v", n, err)
+	}
+	h.w.hosts_[to].in[h.index()] = append(h.w.hosts_[to].in[h.index()], &m)
+}
+
+// Keys is answered by the owner at once, or when it is asked again.
+func (h *simHost) Keys(r *Remote) { h.resolve(r) }
+
+func (h *simHost) resolve(r *Remote) {
+	owner := h.w.hosts_[r.Peer.Tag.(int)]
+	owner.g.Call(func(g *Group) {
+		keys, err := g.Grant(owner.dstMR, owner.peers[h.index()], 0, uint64(len(owner.dst)))
+		if err == nil {
+			h.g.Call(func(g *Group) { g.SetKeys(r, keys) })
+		}
+	})
+}
+
+const mark = 0xEE
+
+// counted looks at jobs whose immediates are all here: their bytes are, and stay as the receiver leaves them.
+func (w *adversaryWorld) counted(h *simHost, v uint32) {
+	n := h.imms.Counter(v).Load()
+	var want uint64
+	for _, j := range w.jobs {
+		if j.HasImm && j.Imm == v && w.hosts_[j.to] == h {
+			want += j.count
+		}
+	}
+	if n > want {
+		w.fail("%d immediates %d, sent were %d", n, v, want)
+	}
+	if n != want {
+		return
+	}
+	for _, j := range w.jobs {
+		if j.HasImm && j.Imm == v && w.hosts_[j.to] == h {
+			w.checkBytes(j, "its count")
+			j.read = true
+			for _, s := range j.bytes {
+				fill(h.dst[s.from:s.to], mark)
+			}
+		}
+	}
+}
+
+func fill(b []byte, v byte) {
+	for i := range b {
+		b[i] = v
+	}
+}
+
+func (w *adversaryWorld) checkBytes(j *job, when string) {
+	h := w.hosts_[j.to]
+	for _, s := range j.bytes {
+		if bytes.Equal(h.dst[s.from:s.to], w.hosts_[j.from].out[s.from:s.to]) {
+			continue
+		}
+		for at := s.from; at < s.to; at++ {
+			if h.dst[at] != w.hosts_[j.from].out[at] {
+				w.fail("job %d at %s: byte %d is %#x, not %#x", j.id, when, at, h.dst[at], w.hosts_[j.from].out[at])
+				return
+			}
+		}
+	}
+}
+
+func newAdversary(s story) (*adversaryWorld, error) {
+	w := &adversaryWorld{story: s, rng: rand.New(rand.NewPCG(s.seed, 99))}
+	nic := sim.NIC{MTU: 600, PeerDepth: 4 + w.rng.IntN(12), RecvDepth: 8, Latency: time.Microsecond, Jitter: 3 * time.Microsecond}
+	if w.rng.IntN(2) == 0 {
+		nic.MaxMsg = 1000 // long parts go in fragments
+	}
+	w.f = sim.New(sim.Config{Seed: s.seed, NICs: max(s.rails[0], s.rails[1]), NIC: nic, Manual: true, RetryTimeout: 20 * time.Microsecond})
+	size := s.ops * cellLen
+	for i := range s.hosts {
+		h := &simHost{w: w, name: string(rune('a' + i)), imms: imm.NewTable(), msgs: map[uint32]int{}, in: make([][]*wire.LinkNotice, s.hosts), ended: make([]bool, s.hosts)}
+		h.dst, h.out = make([]byte, size), make([]byte, size)
+		for k := range h.out {
+			h.out[k] = byte(w.rng.Uint32())%0xDD + 1
+		}
+		p := w.f.Provider(h.name)
+		devs, err := p.Devices(nil) //nolint:staticcheck // the simulator does not use it
+		if err != nil {
+			return nil, err
+		}
+		var doms []provider.Domain
+		for _, dev := range devs[:s.rails[min(i, 1)]] {
+			d, err := p.Open(nil, dev, provider.Config{Bell: noBell{}}) //nolint:staticcheck // nor here
+			if err != nil {
+				return nil, err
+			}
+			doms = append(doms, d)
+		}
+		if h.g, err = New(doms, h, func() {}); err != nil {
+			return nil, err
+		}
+		h.g.without = s.without
+		if h.srcMR, err = h.g.Register(provider.Memory{Bytes: h.out, FD: -1}, 0); err != nil {
+			return nil, err
+		}
+		if h.dstMR, err = h.g.Register(provider.Memory{Bytes: h.dst, FD: -1}, provider.AccessRemoteWrite); err != nil {
+			return nil, err
+		}
+		w.hosts_ = append(w.hosts_, h)
+	}
+	return w, w.connect()
+}
+
+// connect sets up a session between every two hosts; the one with the smaller name leads.
+func (w *adversaryWorld) connect() error {
+	for _, h := range w.hosts_ {
+		h.peers = make([]*Peer, len(w.hosts_))
+		for i := range w.hosts_ {
+			h.peers[i] = &Peer{Tag: i}
+		}
+	}
+	for i, a := range w.hosts_ {
+		for k, b := range w.hosts_[i+1:] {
+			k += i + 1
+			n, m := w.rails[min(i, 1)], w.rails[1]
+			var slots []Slot
+			for r := range max(n, m) {
+				x, err := a.g.Offer(a.peers[k], r%n)
+				if err != nil {
+					return err
+				}
+				y, err := b.g.Offer(b.peers[i], r%m)
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(a.g.Connect(a.peers[k], r, y, false), b.g.Connect(b.peers[i], r, x, true)); err != nil {
+					return err
+				}
+				var remotes []uint16
+				for alt := range m {
+					remotes = append(remotes, uint16((r+alt)%m))
+				}
+				slots = append(slots, Slot{Local: r % n, Remote: remotes})
+			}
+			w.rest()
+			a.g.Live(a.peers[k], true, slots)
+			b.g.Live(b.peers[i], false, nil)
+		}
+	}
+	return nil
+}
+
+// rest lets everything happen that can, without a choice.
+func (w *adversaryWorld) rest() {
+	for range 10000 {
+		moved := w.f.Step()
+		for _, h := range w.hosts_ {
+			moved = h.g.Step() > 0 || moved
+		}
+		if !moved {
+			return
+		}
+	}
+}
+
+// plan makes the jobs.
+func (w *adversaryWorld) plan() {
+	for id := range w.ops {
+		from := w.rng.IntN(w.hosts)
+		to := (from + 1 + w.rng.IntN(w.hosts-1)) % w.hosts
+		j := &job{w: w, id: id, from: from, to: to}
+		h := w.hosts_[from]
+		j.remote = &Remote{Peer: h.peers[to], Tag: j}
+		base := uint64(id * cellLen)
+		j.Peer, j.Owner = h.peers[to], j
+		j.Rail = w.rng.IntN(2) * w.rng.IntN(w.rails[min(from, 1)]+1)
+		j.Op.Imm = uint32(id)
+		switch w.rng.IntN(7) {
+		case 0:
+			j.Kind, j.HasImm, j.count = Signal, true, 1
+			if w.rng.IntN(4) == 0 && id > 0 {
+				j.Op.Imm, j.shared = uint32(w.rng.IntN(id)), true
+			}
+		case 1:
+			j.Kind = Send
+			j.Data = binary.LittleEndian.AppendUint32(nil, uint32(id))
+			j.Data = append(j.Data, make([]byte, w.rng.IntN(200))...)
+		case 2, 3: // a span
+			j.Kind, j.Len = Write, uint64(w.rng.IntN(cellLen+1))
+			j.SrcOff, j.DstOff = base, base
+			if w.rng.IntN(4) > 0 {
+				j.HasImm, j.Parts = true, 1+w.rng.IntN(5)
+				j.count = uint64(j.Parts)
+			}
+			j.bytes = []span{{base, base + j.Len}}
+		default: // pages
+			j.Kind, j.Len = Pages, uint64(w.rng.IntN(300))
+			j.SrcOff, j.DstOff, j.SrcStride, j.DstStride = base, base, 300, 300
+			j.HasImm = w.rng.IntN(3) > 0
+			j.ImmLast = j.HasImm && w.rng.IntN(3) == 0
+			for i := range 10 {
+				if w.rng.IntN(3) > 0 {
+					j.SrcIdx = append(j.SrcIdx, uint32(i))
+					j.bytes = append(j.bytes, span{base + uint64(i)*300, base + uint64(i)*300 + j.Len})
+				}
+			}
+			j.DstIdx = j.SrcIdx
+			j.Parts = len(j.SrcIdx)
+			switch {
+			case j.ImmLast:
+				j.count = 1
+			case j.HasImm:
+				j.count = uint64(j.Parts)
+			}
+		}
+		if j.Kind == Write || j.Kind == Pages {
+			j.Src, j.Dst = h.srcMR, j.remote
+		}
+		w.jobs = append(w.jobs, j)
+	}
+}
+
+// one lets one thing happen, and reports whether anything could.
+func (w *adversaryWorld) one() bool {
+	w.events++
+	start := w.rng.IntN(len(w.hosts_) + 3)
+	for i := range len(w.hosts_) + 3 {
+		switch k := (start + i) % (len(w.hosts_) + 3); k {
+		case 0, 1:
+			if w.f.Step() {
+				return true
+			}
+		case 2:
+			if w.deliver() {
+				return true
+			}
+		default:
+			if w.hosts_[k-3].g.Step() > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// deliver hands over one notice.
+func (w *adversaryWorld) deliver() bool {
+	n := len(w.hosts_)
+	start := w.rng.IntN(n * n)
+	for i := range n * n {
+		k := (start + i) % (n * n)
+		to, from := w.hosts_[k/n], k%n
+		if len(to.in[from]) == 0 {
+			continue
+		}
+		m := to.in[from][0]
+		to.in[from] = to.in[from][1:]
+		w.note("%s hears from %c: link %d, %d. connection: step %d, %d immediates, %d messages %s", to.name, 'a'+rune(from), m.Link, m.Epoch, m.Step, m.Imms, m.Messages, m.Fault)
+		to.g.Call(func(g *Group) { g.Notice(to.peers[from], m) })
+		return true
+	}
+	return false
+}
+
+// kinds of faults.
+const (
+	faultLose  = iota // one side gives up a connection that works, as after a stall
+	faultBlink        // the path between two NICs is cut, shorter than networks notice
+	faultCut          // or longer
+	faultNIC          // a NIC dies
+	faultFence        // a session is fenced, for good
+	faultKinds
+)
+
+func (w *adversaryWorld) harm(kind int) {
+	w.faults++
+	i := w.rng.IntN(w.hosts)
+	k := (i + 1 + w.rng.IntN(w.hosts-1)) % w.hosts
+	a, b := w.hosts_[i], w.hosts_[k]
+	p := a.peers[k]
+	l := p.links[w.rng.IntN(len(p.links))]
+	switch kind {
+	case faultLose:
+		w.note("%s gives up link %d to %s", a.name, l.index, b.name)
+		a.g.Call(func(g *Group) { g.lose(l, "told to") })
+	case faultBlink, faultCut:
+		x := fmt.Sprintf("%s/nic%d", a.name, l.rail.index)
+		y := b.name
+		w.note("cut %s from %s", x, y)
+		w.f.Cut(x, y)
+		for range 3 + w.rng.IntN(10) {
+			w.one()
+		}
+		if kind == faultCut {
+			until := w.f.Now() + 200*time.Microsecond
+			for w.f.Now() < until && w.one() {
+			}
+		}
+		w.note("heal %s from %s", x, y)
+		w.f.Heal(x, y)
+	case faultNIC:
+		w.note("rail %d of %s dies", l.rail.index, a.name)
+		a.g.Call(func(g *Group) {
+			for !l.rail.dead && g.poll(l.rail) > 0 { // a domain fails when everything that has arrived was polled
+			}
+			if !l.rail.dead {
+				g.railDead(l.rail, errors.New("dead"))
+			}
+		})
+	case faultFence:
+		w.note("%s fences %s", a.name, b.name)
+		a.ended[k], b.ended[i] = true, true
+		a.g.Call(func(g *Group) { g.Fence(p) })
+		b.g.Call(func(g *Group) { g.Fence(b.peers[i]) })
+	}
+}
+
+// run plays a story to its end and returns what went wrong.
+func (s story) run(loud bool) (w *adversaryWorld, wrong string) {
+	w, err := newAdversary(s)
+	if err != nil {
+		return w, err.Error()
+	}
+	w.loud = loud
+	w.plan()
+	next, after := 0, 0
+	for w.wrong == "" && after < settling {
+		if w.events > maxEvents {
+			for _, j := range w.jobs {
+				if j.ends == 0 {
+					w.note("job %d: kind %d cursor %d/%d begun %v redo %d inflight %d frags %d strict %v only %v listed %v", j.id, j.Kind, j.cursor, j.Parts, j.begun, len(j.redo), j.inflight, j.frags, j.strict, j.only != nil, j.listed)
+				}
+			}
+			for _, h := range w.hosts_ {
+				for _, p := range h.peers {
+					for _, l := range p.links {
+						w.note("%s to %v: link %d class %d of %d state %d epoch %d outstanding %d lost %d fencing %v proved %v report %v", h.name, p.Tag, l.index, l.class, p.class, l.state, l.epoch, l.outstanding, len(l.lost), l.fencing, l.proved, l.report != nil)
+					}
+				}
+			}
+			w.fail("no rest")
+		}
+		if next == len(w.jobs) && w.ended() {
+			after++ // what comes too late would come now
+		}
+		if next < len(w.jobs) && w.rng.IntN(4) == 0 {
+			j := w.jobs[next]
+			next++
+			w.note("job %d: %s from %d to %d, imm %v %d, %d parts of %d, last %v", j.id, []string{"", "write", "pages", "signal", "send"}[j.Kind], j.from, j.to, j.HasImm, j.Op.Imm, j.Parts, j.Len, j.ImmLast)
+			if !w.hosts_[j.from].g.Submit(&j.Op) {
+				return w, "submit refused"
+			}
+		}
+		switch {
+		case s.fault == -1 && w.faults < 6 && next < len(w.jobs) && w.rng.IntN(60) == 0:
+			k := w.rng.IntN(faultFence) // the end of a session is rare
+			if w.rng.IntN(20) == 0 {
+				k = faultFence
+			}
+			if k == faultNIC && w.rng.IntN(4) > 0 {
+				k = faultLose
+			}
+			w.harm(k)
+		case s.fault == w.events:
+			w.harm(s.kind)
+		}
+		if w.one() && w.rng.IntN(200) > 0 {
+			continue
+		}
+		for _, h := range w.hosts_ {
+			h.g.Tick(0)
+		}
+	}
+	if w.wrong == "" {
+		w.finish()
+	}
+	for _, h := range w.hosts_ {
+		if err := h.g.Close(); err != nil && w.wrong == "" {
+			w.wrong = err.Error()
+		}
+	}
+	return w, w.wrong
+}
+
+// ended reports whether all jobs have.
+func (w *adversaryWorld) ended() bool {
+	for _, j := range w.jobs {
+		if j.ends == 0 && !w.stranded(j) {
+			return false
+		}
+	}
+	return true
+}
+
+// finish checks what must be true at rest.
+func (w *adversaryWorld) finish() {
+	type key struct {
+		to  int
+		imm uint32
+	}
+	least, most := map[key]uint64{}, map[key]uint64{}
+	for _, j := range w.jobs {
+		k := key{j.to, j.Op.Imm}
+		if j.ends == 0 && !w.stranded(j) {
+			w.fail("job %d has not ended", j.id)
+		}
+		most[k] += j.count
+		if j.ends > 0 && j.Status == provider.StatusOK {
+			least[k] += j.count
+		}
+		if j.ends > 0 && j.Status != provider.StatusOK && !w.hosts_[j.from].ended[j.to] && !w.ambiguous(j) {
+			w.fail("job %d failed: %v", j.id, j.Status)
+		}
+		if j.Kind == Send && j.ends > 0 && j.Status == provider.StatusOK && w.hosts_[j.to].msgs[uint32(j.id)] != 1 {
+			w.fail("message %d arrived %d times", j.id, w.hosts_[j.to].msgs[uint32(j.id)])
+		}
+		if j.read {
+			for _, s := range j.bytes {
+				for at := s.from; at < s.to; at++ {
+					if w.hosts_[j.to].dst[at] != mark {
+						w.fail("job %d: byte %d changed after its count", j.id, at)
+						return
+					}
+				}
+			}
+		}
+	}
+	for k, n := range most {
+		if got := w.hosts_[k.to].imms.Counter(k.imm).Load(); got < least[k] || got > n {
+			w.fail("%d immediates %d at host %d, want %d .. %d", got, k.imm, k.to, least[k], n)
+		}
+	}
+}
+
+// stranded reports whether a job cannot end because no link is left and none can come.
+func (w *adversaryWorld) stranded(j *job) bool {
+	for _, h := range []*simHost{w.hosts_[j.from], w.hosts_[j.to]} {
+		alive := false
+		for _, r := range h.g.rails {
+			alive = alive || !r.dead
+		}
+		if !alive {
+			return true
+		}
+	}
+	return false
+}
+
+// ambiguous reports whether a job may fail because immediates of its class of values were under way for others too, on a network
+// without order.
+func (w *adversaryWorld) ambiguous(j *job) bool {
+	if j.Kind == Send {
+		return true // two messages at once are enough
+	}
+	if !j.HasImm || w.ordered {
+		return false
+	}
+	for _, k := range w.jobs {
+		if k != j && k.from == j.from && k.to == j.to && k.HasImm && bucket(k.Op.Imm) == bucket(j.Op.Imm) {
+			return true
+		}
+	}
+	return false
+}
+
+func randomStory(seed uint64) story {
+	rng := rand.New(rand.NewPCG(seed, 5))
+	return story{seed: seed, hosts: 2 + rng.IntN(2), rails: [2]int{1 + rng.IntN(3), 1 + rng.IntN(3)}, ops: 5 + rng.IntN(20), fault: -1}
+}
+
+func TestAdversary(t *testing.T) {
+	if *simSeed != 0 {
+		w, wrong := randomStory(*simSeed).run(true)
+		fmt.Fprintln(os.Stderr, strings.Join(w.log, "\n"))
+		if wrong != "" {
+			t.Fatal(wrong)
+		}
+		return
+	}
+	began := time.Now()
+	base := rand.Uint64()
+	runs, events := 0, 0
+	for time.Since(began) < *simTime && runs < *simRuns {
+		seed := base + uint64(runs)
+		w, wrong := randomStory(seed).run(false)
+		runs++
+		events += w.events
+		if wrong != "" {
+			t.Fatalf("%s\nrepeat with -run TestAdversary -sim.seed %d", wrong, seed)
+		}
+	}
+	t.Logf("%d schedules, %d events", runs, events)
+}

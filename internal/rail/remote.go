@@ -1,0 +1,105 @@
+package rail
+
+import (
+	"fmt"
+
+	"github.com/hawser-project/hawser/provider"
+)
+
+// Remote is memory of a peer as the links to that peer know it. Peer and Tag are immutable; the worker owns the rest.
+type Remote struct {
+	Peer *Peer
+	Tag  any // the sink's
+
+	keys   []LinkKey // by link
+	asked  bool      // Sink.Keys has been told
+	waits  int       // ticks in a row at which a key was missing
+	closed bool      // it cannot be written to any more
+}
+
+// LinkKey is the key of a remote for one connection of a link.
+type LinkKey struct {
+	Link  int
+	Epoch uint32
+	Key   provider.Key
+}
+
+// Init makes r ready for use, before anybody else has it.
+func (r *Remote) Init(p *Peer, tag any, keys []LinkKey) {
+	r.Peer, r.Tag = p, tag
+	for _, k := range keys {
+		r.set(k)
+	}
+}
+
+// set notes a key, unless there is one of a later connection.
+func (r *Remote) set(k LinkKey) {
+	if k.Link < 0 || k.Link >= maxLinkCount {
+		return
+	}
+	for len(r.keys) <= k.Link {
+		r.keys = append(r.keys, LinkKey{})
+	}
+	if k.Epoch > r.keys[k.Link].Epoch {
+		r.keys[k.Link] = k
+		r.waits = 0
+	}
+}
+
+// Grant returns the keys under which p may write to [off, off+n) of m, for each of its links that is in service. ErrBusy: call
+// again after a Step.
+func (g *Group) Grant(m *Memory, p *Peer, off, n uint64) ([]LinkKey, error) {
+	var keys []LinkKey
+	for i, l := range p.links {
+		if l.state != ready && l.state != probing {
+			continue
+		}
+		k, err := l.rail.dom.Grant(m.Keys[l.rail.index], l.handle, off, n)
+		if err != nil {
+			return nil, fmt.Errorf("grant over rail %d: %w", l.rail.index, err)
+		}
+		keys = append(keys, LinkKey{i, l.epoch, k})
+	}
+	return keys, nil
+}
+
+// SetKeys adds keys that the owner of the memory has granted. The sink calls it for a new remote, and to answer Sink.Keys.
+func (g *Group) SetKeys(r *Remote, keys []LinkKey) {
+	for _, k := range keys {
+		r.set(k)
+	}
+	if r.Peer.ops.head != nil {
+		g.queue(r.Peer)
+	}
+}
+
+// CloseRemote makes operations on r fail with StatusAccess from now on: its owner has taken the memory back.
+func (g *Group) CloseRemote(r *Remote) {
+	r.closed = true
+	for op := r.Peer.ops.head; op != nil; {
+		next := op.next
+		if op.Dst == r {
+			r.Peer.ops.remove(op)
+			op.fail(provider.StatusAccess)
+			if op.inflight == 0 {
+				op.Owner.Complete(op)
+			}
+		}
+		op = next
+	}
+}
+
+// covers reports whether r can be written to over the current connection of l. If not, its owner is asked: the link came up after r
+// was made.
+// hot:
+func (g *Group) covers(r *Remote, l *link) bool {
+	if l.index < len(r.keys) && r.keys[l.index].Epoch == l.epoch {
+		return true
+	}
+	if !r.asked {
+		r.asked = true
+		r.Peer.asking = append(r.Peer.asking, r)
+		g.sink.Keys(r)
+	}
+	return false
+}
