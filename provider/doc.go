@@ -29,6 +29,27 @@
 // by Disconnect or Fence, which the owner calls also after KindPeerDown. Immediates and messages that arrived
 // whole before the failure are delivered before KindPeerDown.
 //
+// # Counting
+//
+// Both sides can agree on what a connection did before it ended, by counting:
+//
+//   - Every write with an immediate that completed as StatusOK at the writer, whenever that was, is delivered as KindImm at the
+//     receiver before its KindPeerDown and its KindFenced; every message that completed so as KindRecv (it was moved into
+//     a receive that was posted). The reverse is not promised: what was delivered may end as StatusFlushed at the writer.
+//   - That holds whichever side ends the connection and how. The exceptions are a peer that broke the protocol
+//     (StatusProtocol) and a Domain that is closed or died, which delivers nothing any more.
+//   - After KindFenced with StatusOK nothing is delivered and no byte changes. A writer that was stopped before
+//     it finished a write finds it flushed when it goes on, never StatusOK.
+//   - Where Caps.Refusals is true each refused write with an immediate is delivered as KindRefused under the same rules. Where it is
+//     false the writer knows: it completes such a write as StatusAccess, and never as StatusFlushed once a later one was delivered.
+//
+// # Order
+//
+// On a network whose Caps say Ordered, the KindImm and KindRefused of one peer come in the order of posting, and so do its KindRecv;
+// the two sequences say nothing about each other. When the connection ends, what is cut off is a suffix of each: those
+// that were delivered are the first ones posted. Plain writes are visible with the first immediate that was posted
+// after them. The order of the writer's own completions is not promised anywhere.
+//
 // # Memory visibility
 //
 // When Poll returns a KindImm, every byte of the write that carried it is visible to the owner, and to whoever

@@ -84,8 +84,9 @@ type Domain interface {
 	Disconnect(p Peer) error
 
 	// Fence is Disconnect with proof: KindFenced comes last. With StatusOK nothing that the peer ever started can
-	// land any more. With StatusUnfenced that is not known (it may be stopped in the middle of a copy): the handle
-	// stays and Fence may be called again.
+	// land any more, also if it was stopped in the middle and goes on later. With StatusUnfenced that is not known (it may
+	// be stopped in the middle of a copy): the handle stays and Fence may be called again. What had arrived before is
+	// delivered first; see Counting in the package's documentation.
 	Fence(p Peer) error
 
 	// Post accepts a prefix of wrs and returns its length; less than len(wrs) means full: Poll first. wrs is
@@ -104,6 +105,16 @@ type Domain interface {
 
 	// Close fails what is outstanding, closes all connections and frees everything. It may block briefly.
 	Close() error
+}
+
+// Revoker is what a Domain may do beside; ask by type assertion. A Domain that wraps another one may have the method and return
+// ErrUnsupported, which means the same as not having it.
+type Revoker interface {
+	// Revoke ends all grants of registration k to peer p at once: when it returns, nothing of p lands there any more under the
+	// old keys, and writes that name them end with StatusAccess. Other peers keep their grants, and p may be granted the
+	// memory anew, under a new key. A payload that had arrived in part can be neither refused nor finished: it ends the
+	// connection, with StatusAccess. ErrStale: the key or handle has ended; a peer that is not up has no grants.
+	Revoke(k Key, p Peer) error
 }
 
 // ConnectTimeout bounds the time between Connect and its outcome.
@@ -165,11 +176,12 @@ type Caps struct {
 	MaxSend    uint64 // largest OpSend, bytes; at least MinMaxSend
 	PeerDepth  int    // writes and sends that may be outstanding to one peer
 	RecvDepth  int    // receives that may be posted
-	Ordered    bool   // writes and immediates of one peer become visible in the order of posting
+	Ordered    bool   // what one peer posts becomes visible in the order of posting; see Order in the package's documentation
 	CrossHost  bool   // peers may be on other hosts
 	HeapMemory bool   // Memory.Bytes may be on the Go heap
 	Phantom    bool   // takes Memory.Phantom
 	GrantRange bool   // a grant is enforced to its range, not only to the whole memory
+	Refusals   bool   // the receiver checks and tells with KindRefused; false: the writer checks by itself and always learns of a refusal
 	LinkBits   uint64 // speed for placement, bits per second; 0 when unknown
 	Fabric     string // that of the Device, also when Open was given a device that Devices does not list
 

@@ -46,7 +46,7 @@ const (
 	KindPeerUp
 	// KindPeerDown: the connection is gone. Status says why: StatusFlushed after Disconnect or Fence,
 	// StatusPeerDown after the other side closed or died, StatusRefused when Connect failed, StatusProtocol when
-	// the peer broke the protocol.
+	// the peer broke the protocol, StatusAccess when Revoke met a payload that had arrived in part.
 	KindPeerDown
 	// KindFenced: the outcome of Fence, StatusOK or StatusUnfenced.
 	KindFenced
@@ -81,8 +81,8 @@ const (
 
 // Completion is 32 bytes and holds no Go pointer.
 type Completion struct {
-	Token  uint64 // of the WR; 0 for KindImm and the peer kinds
-	Len    uint64 // bytes, for KindRecv and KindImm
+	Token  uint64 // of the WR; 0 for KindImm, KindRefused and the peer kinds
+	Len    uint64 // bytes, for KindRecv, KindImm and KindRefused
 	Peer   Peer   // always set, except for a KindRecv that is flushed
 	Imm    uint32
 	Kind   Kind

@@ -35,11 +35,11 @@ const heldLimit = 256
 // ordered by nature never does. What it keeps is what the contract says: KindPeerUp comes first, KindPeerDown and
 // KindFenced come last. It allocates nothing after the first calls. Equal seeds and equal calls give equal orders.
 func Reordering(d provider.Domain, seed uint64) provider.Domain {
-	return &reordering{Domain: d, rng: rand.New(rand.NewPCG(seed, 1))}
+	return &reordering{powered: powered{d}, rng: rand.New(rand.NewPCG(seed, 1))}
 }
 
 type reordering struct {
-	provider.Domain
+	powered
 	rng  *rand.Rand
 	held []provider.Completion // in the order of the network
 	ends int                   // KindPeerDown among them
@@ -138,11 +138,11 @@ func (r *reordering) Arm() bool { return len(r.held) > 0 || r.Domain.Arm() }
 // 0, on the owner's goroutine; anything but StatusOK is how it completes. StatusAccess and StatusLocal are faults that leave
 // the connection alone.
 func Faulty(d provider.Domain, fault func(n uint64, wr *provider.WR) provider.Status) provider.Domain {
-	return &faulty{Domain: d, fault: fault}
+	return &faulty{powered: powered{d}, fault: fault}
 }
 
 type faulty struct {
-	provider.Domain
+	powered
 	fault  func(uint64, *provider.WR) provider.Status
 	n      uint64
 	failed []provider.Completion
@@ -196,11 +196,11 @@ func (f *faulty) Arm() bool { return len(f.failed) > 0 || f.Domain.Arm() }
 
 // Logged returns d with a line on w for each call that does something.
 func Logged(d provider.Domain, name string, w io.Writer) provider.Domain {
-	return &logged{Domain: d, name: name, w: w}
+	return &logged{powered: powered{d}, name: name, w: w}
 }
 
 type logged struct {
-	provider.Domain
+	powered
 	name string
 	w    io.Writer
 }
@@ -225,6 +225,12 @@ func (l *logged) Grant(k provider.Key, p provider.Peer, off, n uint64) (provider
 	g, err := l.Domain.Grant(k, p, off, n)
 	l.log("grant [%#x,+%#x) of key %#x to peer %#x: key %#x, %v", off, n, k.ID, p, g.ID, err)
 	return g, err
+}
+
+func (l *logged) Revoke(k provider.Key, p provider.Peer) error {
+	err := l.powered.Revoke(k, p)
+	l.log("revoke key %#x from peer %#x: %v", k.ID, p, err)
+	return err
 }
 
 func (l *logged) Offer() (provider.Peer, provider.Addr, error) {

@@ -29,6 +29,7 @@ type host struct {
 	done  map[uint64]provider.Status // by token
 	peers map[provider.Peer]*peerState
 	imms  []provider.Completion
+	told  []provider.Completion // immediates and refusals, in the order of Poll
 
 	immsPosted, immsOK int // writes with an immediate: accepted, and ended with ok
 
@@ -142,9 +143,19 @@ func (h *host) take(c provider.Completion) error {
 			return fmt.Errorf("an immediate has status ok and token 0")
 		}
 		h.imms = append(h.imms, c)
+		h.told = append(h.told, c)
 		if h.onImm != nil {
 			return h.onImm(c)
 		}
+		return nil
+	case provider.KindRefused:
+		if err := h.alive(c.Peer, "refusal"); err != nil {
+			return err
+		}
+		if !h.caps.Refusals || c.Status != provider.StatusAccess || c.Token != 0 {
+			return fmt.Errorf("a refusal has status access and token 0, and comes only where Caps.Refusals is true")
+		}
+		h.told = append(h.told, c)
 		return nil
 	case provider.KindPeerUp:
 		s := h.peers[c.Peer]

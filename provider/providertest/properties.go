@@ -32,6 +32,8 @@ var properties = []property{
 	{name: "ReceivesUpToRecvDepth", test: receivesUpToRecvDepth},
 
 	{name: "BadAccessIsRefused", test: badAccessIsRefused},
+	{name: "RefusalIsTold", test: refusalIsTold},
+	{name: "RefusalsKeepOrder", test: refusalsKeepOrder},
 	{name: "MissingRightIsRefused", test: missingRightIsRefused},
 	{name: "KeyOfAnotherPeerIsRefused", test: keyOfAnotherPeerIsRefused},
 	{name: "KeyEndsWithItsConnection", test: keyEndsWithItsConnection},
@@ -41,6 +43,8 @@ var properties = []property{
 	{name: "DeregisteredMemoryIsRefused", test: deregisteredMemoryIsRefused},
 	{name: "DeregisterInFlight", test: deregisterInFlight},
 	{name: "DeregisterWhileTheWriterRuns", test: deregisterWhileTheWriterRuns},
+	{name: "RevokeEndsGrantsOfOnePeer", test: revokeEndsGrantsOfOnePeer},
+	{name: "RevokeInFlight", test: revokeInFlight},
 	{name: "NewMemoryHasNewKey", test: newMemoryHasNewKey},
 
 	{name: "EitherSideMayComeFirst", test: eitherSideMayComeFirst},
@@ -55,6 +59,7 @@ var properties = []property{
 	{name: "FenceStopsTheWriter", test: fenceStopsTheWriter},
 	{name: "FenceWhileTheWriterRuns", test: fenceWhileTheWriterRuns},
 	{name: "FenceNeedsNoHelpOfThePeer", test: fenceNeedsNoHelp},
+	{name: "WhatEndedWellWasDelivered", test: whatEndedWellWasDelivered},
 	{name: "FenceAfterPeerDown", test: fenceAfterPeerDown},
 	{name: "SecondFenceWaitsForTheFirst", test: secondFenceWaits},
 

@@ -21,7 +21,7 @@
 // The writer's slot and the reader's revoked word are a lock in the manner of Dekker. All four accesses are sequentially
 // consistent:
 //
-//	writer: slot = busy; if revoked, stop; copy; if revoked, do not publish; publish; slot = idle
+//	writer: slot = busy; if revoked, stop; copy; if revoked, do not publish; publish; if revoked, flush; slot = idle
 //	reader: revoked = 1; if slot is idle, fenced
 //
 // When the reader finds the slot idle, its load comes after its own store of revoked. A writer that stores busy after that
@@ -31,6 +31,10 @@
 // StatusUnfenced; Completion.Detail is then one more than the index of the region that it was changing. The end of the
 // connection's socket is proof as well: either the writer's owner has closed it, who was then not in a copy, or the kernel has,
 // after the last thread of the process had stopped.
+//
+// The writer's last look is for the counts: a reader that did not wait for the slot (Disconnect, or a fence that gave up) may have
+// emptied its rings before the publication, and then nothing of the batch may end with ok. Refusals are found by the writer
+// and told to nobody: there is no KindRefused here.
 //
 // # Ownership
 //

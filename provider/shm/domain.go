@@ -55,6 +55,7 @@ type domain struct {
 
 	one     [8]byte // what is written to a bell
 	midCopy func()  // tests stop in the middle of a copy here
+	looked  func()  // and here between the look at revoked and the publication
 }
 
 const (

@@ -144,6 +144,34 @@ func TestFenceWaitsForTheChunk(t *testing.T) {
 	}
 }
 
+// TestWriterThatPublishesTooLate: a reader that does not wait for the slot is down before the immediates are published. They must
+// not end with ok, because nobody has counted them.
+func TestWriterThatPublishesTooLate(t *testing.T) {
+	a, b := newPair(t)
+	_, src := a.memory(4096)
+	_, dst := b.memory(4096)
+	key := b.grant(dst)
+	a.d.looked = func() {
+		if err := b.d.Disconnect(b.peer); err != nil {
+			t.Fatal(err)
+		}
+		b.wait(provider.KindPeerDown)
+	}
+	good := provider.WR{Op: provider.OpWriteImm, LocalKey: src.ID, RemoteKey: key.ID, Len: 4096}
+	refused := good
+	refused.RemoteAddr = 1
+	a.post(good, refused, good)
+	want := []provider.Status{provider.StatusFlushed, provider.StatusAccess, provider.StatusFlushed}
+	for i, st := range want {
+		if c := a.wait(provider.KindWrite); c.Status != st {
+			t.Errorf("write %d ended with %v, want %v", i, c.Status, st)
+		}
+	}
+	if c, ok := b.find(provider.KindImm); ok {
+		t.Errorf("delivered after the reader had emptied its rings: %+v", c)
+	}
+}
+
 // TestDeregisterInTheMiddleOfACopy: the write ends with StatusAccess and its immediate does not come.
 func TestDeregisterInTheMiddleOfACopy(t *testing.T) {
 	a, b := newPair(t)

@@ -142,11 +142,13 @@ func (s *side) grant(k provider.Key) provider.Key {
 	return g
 }
 
-// post posts one WR to s's peer.
-func (s *side) post(wr provider.WR) {
+// post posts WRs to s's peer.
+func (s *side) post(wrs ...provider.WR) {
 	s.t.Helper()
-	wr.Peer = s.peer
-	if n, err := s.d.Post([]provider.WR{wr}); n != 1 || err != nil {
-		s.t.Fatalf("post accepted %d WRs, %v", n, err)
+	for i := range wrs {
+		wrs[i].Peer = s.peer
+	}
+	if n, err := s.d.Post(wrs); n != len(wrs) || err != nil {
+		s.t.Fatalf("post accepted %d of %d WRs, %v", n, len(wrs), err)
 	}
 }

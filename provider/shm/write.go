@@ -188,12 +188,22 @@ func (d *domain) runWrites(p *peer) int {
 		d.end(p, provider.StatusPeerDown) // the batch is flushed with the rest: nobody will hear of it
 		return bytes + jobCost
 	}
-	if d.settleBatch(p, n) {
+	if d.looked != nil {
+		d.looked()
+	}
+	publish := d.judgeBatch(p, n)
+	if publish {
 		p.immOut.Publish()
-		p.tx.slot.Store(0)
+	}
+	// The last look: a reader that revoked before it has perhaps not seen what was published, so none of it may end with ok. One that
+	// revokes after it finds everything published when it empties its rings.
+	late := p.tx.revoked.Load() != 0
+	p.tx.slot.Store(0)
+	d.settleBatch(p, n, late)
+	if late {
+		d.end(p, provider.StatusPeerDown)
+	} else if publish {
 		d.ring(p)
-	} else {
-		p.tx.slot.Store(0)
 	}
 	return bytes + n*jobCost
 }
@@ -259,10 +269,10 @@ func (d *domain) copyChunk(p *peer, j *job) int {
 	return int(n)
 }
 
-// settleBatch completes the n oldest jobs, now that it is known that the peer did not revoke while they were copied, and
-// reports whether there is something to publish.
+// judgeBatch decides how the n oldest jobs end, now that it is known that the peer did not revoke while they were copied, puts
+// their immediates into the ring and reports whether there is something to publish.
 // hot:
-func (d *domain) settleBatch(p *peer, n int) bool {
+func (d *domain) judgeBatch(p *peer, n int) bool {
 	publish := false
 	for i := range n {
 		j := p.writes.at(i)
@@ -273,10 +283,22 @@ func (d *domain) settleBatch(p *peer, n int) bool {
 			p.immOut.Put(ring.Entry{A: j.wr.Len, B: j.wr.Imm})
 			publish = true
 		}
+	}
+	return publish
+}
+
+// settleBatch completes the n oldest jobs as they were judged; late: what would have ended with ok is flushed. What was refused
+// is told in any case, because the reader does not count it.
+// hot:
+func (d *domain) settleBatch(p *peer, n int, late bool) {
+	for i := range n {
+		j := p.writes.at(i)
+		if late && j.status == provider.StatusOK {
+			j.status = provider.StatusFlushed
+		}
 		d.complete(p, &j.wr, j.status, j.detail)
 	}
 	p.writes.drop(n)
-	return publish
 }
 
 // runSends completes the sends that the peer has taken and puts the next ones into the ring.

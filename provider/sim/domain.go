@@ -96,13 +96,16 @@ type receive struct {
 	span  span
 }
 
-var _ provider.Domain = (*domain)(nil)
+var (
+	_ provider.Domain  = (*domain)(nil)
+	_ provider.Revoker = (*domain)(nil)
+)
 
 func (d *domain) Caps() provider.Caps {
 	n := d.f.cfg.NIC
 	return provider.Caps{
 		MaxMsg: n.MaxMsg, MaxSend: provider.MinMaxSend, PeerDepth: n.PeerDepth, RecvDepth: n.RecvDepth,
-		CrossHost: true, HeapMemory: true, Phantom: true, GrantRange: true, LinkBits: n.LinkBits, Fabric: d.f.label,
+		CrossHost: true, HeapMemory: true, Phantom: true, GrantRange: true, Refusals: true, LinkBits: n.LinkBits, Fabric: d.f.label,
 		DrainBound: d.f.cfg.RetryTimeout + drainSlack,
 	}
 }
@@ -151,7 +154,8 @@ func (d *domain) Poll(cs []provider.Completion) (int, error) {
 	if d.dead != nil {
 		return 0, d.dead
 	}
-	for i := 0; i < eventsPerPoll && !f.cfg.Manual && d.done.len() == 0; i++ {
+	// At least one, so that time passes for an owner that always has completions.
+	for i := 0; i < eventsPerPoll && !f.cfg.Manual && (i == 0 || d.done.len() == 0); i++ {
 		if !f.step() {
 			break
 		}
@@ -176,7 +180,7 @@ func (d *domain) deliver(e entry) {
 		}
 	case provider.KindRecv:
 		d.posted--
-	case provider.KindImm:
+	case provider.KindImm, provider.KindRefused:
 		e.end.unpolled--
 		d.f.unstall(e.end)
 	case provider.KindPeerDown:

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"maps"
+	"slices"
 
 	"github.com/hawser-project/hawser/provider"
 )
@@ -132,6 +133,36 @@ func (d *domain) Grant(k provider.Key, p provider.Peer, off, n uint64) (provider
 	g := grant{provider.Key{ID: f.rng.Uint64() | 1, Base: f.randomBase()}, r, off, n}
 	e.grants[g.key.ID] = g
 	return g.key, nil
+}
+
+// Revoke implements [provider.Revoker].
+func (d *domain) Revoke(k provider.Key, p provider.Peer) error {
+	f := d.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if d.dead != nil {
+		return d.dead
+	}
+	r, err := d.registered(k)
+	if err != nil {
+		return d.fail("revoke", err, "key %#x", k.ID)
+	}
+	e, err := d.lookup(p)
+	if err != nil {
+		return d.fail("revoke", err, "peer %#x", p)
+	}
+	if e.state != up {
+		return d.fail("revoke", provider.ErrStale, "peer %#x is %v", p, e.state)
+	}
+	cut := slices.ContainsFunc(e.other.ops, func(o *op) bool {
+		return o.wr.Op != provider.OpSend && o.status == provider.StatusOK &&
+			0 < o.left && o.left < o.total && e.grants[o.wr.RemoteKey].reg == r
+	})
+	maps.DeleteFunc(e.grants, func(_ uint64, g grant) bool { return g.reg == r })
+	if cut {
+		f.down(e, provider.StatusAccess)
+	}
+	return nil
 }
 
 // local finds the memory that a WR of the owner names.

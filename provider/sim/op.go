@@ -10,6 +10,7 @@ type op struct {
 	idx    int    // in from.ops
 	chunk  uint64 // bytes of a fragment
 	left   uint32 // fragments that have not arrived
+	total  uint32 // all of them
 	events int    // in the fabric's queue, or held by a cut
 	status provider.Status
 
@@ -32,7 +33,7 @@ func (f *Fabric) start(e *end, wr *provider.WR, src span) {
 	nic := &f.cfg.NIC
 	chunk := max(nic.MTU, (wr.Len+maxFragments-1)/maxFragments)
 	frags := max(1, (wr.Len+chunk-1)/chunk)
-	*o = op{wr: *wr, from: e, src: src, idx: len(e.ops), chunk: chunk, left: uint32(frags)}
+	*o = op{wr: *wr, from: e, src: src, idx: len(e.ops), chunk: chunk, left: uint32(frags), total: uint32(frags)}
 	e.ops = append(e.ops, o)
 	p := e.d.port
 	p.txFree = max(p.txFree, f.now) + nic.OpCost
@@ -86,7 +87,7 @@ func (f *Fabric) placed(o *op) {
 	to := o.from.other
 	switch {
 	case to.state != up && to.state != closing:
-	case o.status != provider.StatusOK || o.wr.Op == provider.OpWrite:
+	case o.wr.Op == provider.OpWrite:
 		f.ack(o)
 	case o.wr.Op == provider.OpWriteImm && to.unpolled == f.cfg.NIC.PeerDepth:
 		o.stalled = true
@@ -103,10 +104,15 @@ func (f *Fabric) placed(o *op) {
 
 func (f *Fabric) ack(o *op) { f.schedule(f.hop(), event{kind: evAck, op: o}) }
 
+// immediate tells the receiver's owner of a write that was placed or refused.
 func (f *Fabric) immediate(o *op) {
 	to := o.from.other
 	to.unpolled++
-	to.d.complete(entry{provider.Completion{Len: o.wr.Len, Peer: to.peer, Imm: o.wr.Imm, Kind: provider.KindImm}, to})
+	c := provider.Completion{Len: o.wr.Len, Peer: to.peer, Imm: o.wr.Imm, Kind: provider.KindImm}
+	if o.status != provider.StatusOK {
+		c.Kind, c.Status = provider.KindRefused, o.status
+	}
+	to.d.complete(entry{c, to})
 	f.ack(o)
 }
 

@@ -45,7 +45,7 @@ type end struct {
 
 	out      int   // writes and sends, until their completion is polled
 	ops      []*op // of these, the ones in flight
-	unpolled int   // immediates of the peer that wait for Poll, at most PeerDepth
+	unpolled int   // immediates and refusals of the peer that wait for Poll, at most PeerDepth
 	stalled  []*op // the peer's writes whose immediates do not fit
 	grants   map[uint64]grant
 

@@ -30,6 +30,11 @@ const (
 // of a process is noticed at once.
 const drainBound = userTimeout*time.Millisecond + 5*time.Second
 
+var (
+	_ provider.Domain  = (*domain)(nil)
+	_ provider.Revoker = (*domain)(nil)
+)
+
 // domain is one local address with its peers. Owned by the owner of the Domain, like everything it points to.
 type domain struct {
 	bell   provider.Bell
@@ -101,7 +106,7 @@ func openDomain(ip netip.Addr, fabric string, link uint64, cfg provider.Config) 
 		generations: make([]uint16, n),
 		caps: provider.Caps{
 			MaxMsg: maxMsg, MaxSend: maxSend, PeerDepth: peerDepth, RecvDepth: recvDepth, CrossHost: !ip.IsLoopback(),
-			HeapMemory: true, GrantRange: true, Fabric: fabric, LinkBits: link, DrainBound: drainBound, Ordered: true,
+			HeapMemory: true, GrantRange: true, Refusals: true, Fabric: fabric, LinkBits: link, DrainBound: drainBound, Ordered: true,
 		},
 		vecs: make([][]byte, 0, 3),
 	}

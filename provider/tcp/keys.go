@@ -117,12 +117,48 @@ func (d *domain) Grant(k provider.Key, h provider.Peer, off, n uint64) (provider
 	}
 	d.serial++
 	p.grants.table[i] = grant{serial: d.serial, region: uint32(slot), gen: r.gen, off: off, n: n}
-	key = provider.Key{ID: uint64(i) | grantBit | uint64(d.serial)<<32}
+	key = provider.Key{ID: grantKey(i, d.serial)}
 	if p.grants.keys == nil {
 		p.grants.keys = make(map[span]provider.Key)
 	}
 	p.grants.keys[span{k.ID, off, n}] = key
 	return key, nil
+}
+
+// Revoke implements [provider.Revoker]. Only the owner reads the socket, so when it returns nothing of h lands there.
+func (d *domain) Revoke(k provider.Key, h provider.Peer) error {
+	if d.closed {
+		return d.errorf("revoke: %w", provider.ErrClosed)
+	}
+	r, slot := d.region(k.ID)
+	p := d.peer(h)
+	switch {
+	case r == nil:
+		return d.errorf("revoke key %#x: %w", k.ID, provider.ErrStale)
+	case p == nil || p.phase == down:
+		return d.errorf("revoke from peer %#x: %w", h, provider.ErrStale)
+	}
+	cut := false
+	for i := range p.grants.table {
+		if g := &p.grants.table[i]; g.region == uint32(slot) && g.gen == r.gen {
+			cut = cut || p.stream.rx.cuts(grantKey(uint32(i), g.serial))
+			p.grants.drop(uint32(i), k.ID)
+		}
+	}
+	if cut {
+		d.fail(p, provider.StatusAccess, 0)
+	}
+	return nil
+}
+
+func grantKey(slot, serial uint32) uint64 { return uint64(slot) | grantBit | uint64(serial)<<32 }
+
+// drop ends the grant in a slot; id is the key of its registration.
+func (g *grants) drop(i uint32, id uint64) {
+	e := &g.table[i]
+	delete(g.keys, span{id, e.off, e.n})
+	*e = grant{} // of generation 0, which no registration has: a key with serial 0 leads nowhere
+	g.free = append(g.free, i)
 }
 
 // grantSlot finds a free slot. Those whose registration has ended are collected when the table would have to grow.
@@ -132,9 +168,7 @@ func (d *domain) grantSlot(g *grants) (uint32, bool) {
 			e := &g.table[i]
 			id := uint64(e.region) | uint64(e.gen)<<32
 			if r, _ := d.region(id); r == nil {
-				delete(g.keys, span{id, e.off, e.n})
-				e.serial = 0
-				g.free = append(g.free, uint32(i))
+				g.drop(uint32(i), id)
 			}
 		}
 	}

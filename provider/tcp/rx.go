@@ -30,6 +30,11 @@ type rx struct {
 	rest    int    // payload bytes to come
 }
 
+// cuts reports whether the payload of a write under this key has arrived in part.
+func (r *rx) cuts(key uint64) bool {
+	return r.open && !r.refused && r.h.kind != frameMessage && r.h.key == key && 0 < r.rest && r.rest < int(r.h.len)
+}
+
 // receive reads what has arrived for p, up to a budget, and executes it.
 //
 // hot:
@@ -216,13 +221,18 @@ func (d *domain) finish(p *peer, out *sink) bool {
 		s.ask = s.ask || h.flags&flagAsk != 0
 		return true
 	}
-	if s.rx.refused {
-		s.refusals.push(s.placed+1, peerDepth)
-	} else if h.kind == frameWriteImm {
+	if h.kind == frameWriteImm {
 		if out.full() {
 			return false
 		}
-		out.put(provider.Completion{Peer: p.handle, Kind: provider.KindImm, Imm: h.imm, Len: uint64(h.len)})
+		c := provider.Completion{Peer: p.handle, Kind: provider.KindImm, Imm: h.imm, Len: uint64(h.len)}
+		if s.rx.refused {
+			c.Kind, c.Status = provider.KindRefused, provider.StatusAccess
+		}
+		out.put(c)
+	}
+	if s.rx.refused {
+		s.refusals.push(s.placed+1, peerDepth)
 	}
 	s.placed++
 	s.unacked += uint64(h.len)

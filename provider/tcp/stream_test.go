@@ -135,7 +135,7 @@ func TestStreamIsTheSameHoweverItIsCut(t *testing.T) {
 	whole.check(t)
 	want := whole.result()
 	if whole.p.phase != up || whole.p.stream.placed != 7 || whole.p.stream.taken != 3 || whole.p.stream.refusals.len() != 2 ||
-		whole.p.stream.early.lens.len() != 1 || whole.out.n != 6 {
+		whole.p.stream.early.lens.len() != 1 || whole.out.n != 7 {
 		t.Fatalf("the script was not executed as meant: %.300s", want)
 	}
 	for cut := 1; cut < len(data); cut++ {
@@ -174,7 +174,7 @@ func TestStreamStopsWhenCompletionsAreFull(t *testing.T) {
 		b.out.n = 0
 		b.d.handOver(b.p, &b.out)
 	}
-	kinds := func(cs []provider.Completion) (n [8]int) {
+	kinds := func(cs []provider.Completion) (n [provider.KindRefused + 1]int) {
 		for _, c := range cs {
 			n[c.Kind]++
 		}
