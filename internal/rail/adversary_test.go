@@ -14,6 +14,7 @@ import (
 
 	"github.com/hawser-project/hawser/internal/imm"
 	"github.com/hawser-project/hawser/internal/wire"
+	"github.com/hawser-project/hawser/mem"
 	"github.com/hawser-project/hawser/provider"
 	"github.com/hawser-project/hawser/provider/sim"
 )
@@ -624,7 +625,36 @@ func randomStory(seed uint64) story {
 	return story{seed: seed, hosts: 2 + rng.IntN(2), rails: [2]int{1 + rng.IntN(3), 1 + rng.IntN(3)}, ops: 5 + rng.IntN(20), fault: -1}
 }
 
+// reuseBuffers makes groups take the message buffers of those before them. One goroutine only.
+func reuseBuffers(t *testing.T) {
+	free := map[uint64][]*mem.Span{}
+	get, put := newBuffers, freeBuffers
+	newBuffers = func(n uint64) (*mem.Span, error) {
+		if l := free[n]; len(l) > 0 {
+			free[n] = l[:len(l)-1]
+			return l[len(l)-1], nil
+		}
+		return get(n)
+	}
+	freeBuffers = func(s *mem.Span) error {
+		n := uint64(len(s.Bytes()))
+		free[n] = append(free[n], s)
+		return nil
+	}
+	t.Cleanup(func() {
+		newBuffers, freeBuffers = get, put
+		for _, l := range free {
+			for _, s := range l {
+				if err := s.Free(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+}
+
 func TestAdversary(t *testing.T) {
+	reuseBuffers(t)
 	if *simSeed != 0 {
 		w, wrong := randomStory(*simSeed).run(true)
 		fmt.Fprintln(os.Stderr, strings.Join(w.log, "\n"))
@@ -635,15 +665,62 @@ func TestAdversary(t *testing.T) {
 	}
 	began := time.Now()
 	base := rand.Uint64()
-	runs, events := 0, 0
+	runs, events, faults := 0, 0, 0
 	for time.Since(began) < *simTime && runs < *simRuns {
 		seed := base + uint64(runs)
 		w, wrong := randomStory(seed).run(false)
 		runs++
 		events += w.events
+		faults += w.faults
 		if wrong != "" {
 			t.Fatalf("%s\nrepeat with -run TestAdversary -sim.seed %d", wrong, seed)
 		}
 	}
-	t.Logf("%d schedules, %d events", runs, events)
+	fmt.Printf("adversary: %d schedules, %d events, %d faults\n", runs, events, faults)
+}
+
+// Every fault before every event of a small run.
+func TestEveryFaultAtEveryEvent(t *testing.T) {
+	reuseBuffers(t)
+	runs := 0
+	for seed := range uint64(2) {
+		s := story{seed: 1000 + seed, hosts: 2, rails: [2]int{2, 1 + int(seed)}, ops: 8, fault: -2}
+		w, wrong := s.run(false)
+		if wrong != "" {
+			t.Fatal(wrong)
+		}
+		for kind := range faultKinds {
+			for at := range w.events - settling {
+				s.fault, s.kind = at, kind
+				if _, wrong := s.run(false); wrong != "" {
+					t.Fatalf("%s\nfault %d at event %d of seed %d", wrong, kind, at, s.seed)
+				}
+				runs++
+			}
+		}
+	}
+	fmt.Printf("adversary: %d faults, one in each run\n", runs)
+}
+
+// Without any one of the guards something goes wrong, and the adversary sees it.
+func TestGuardsAreNeeded(t *testing.T) {
+	reuseBuffers(t)
+	for name, g := range map[string]guard{
+		"fence before the report": guardFence, "report before placing again": guardReport, "all flushed before dividing": guardFlushed,
+		"immediate after its bytes": guardLast, "keys of one connection": guardKeys,
+	} {
+		t.Run(name, func(t *testing.T) {
+			const enough = 5000
+			for seed := range uint64(enough) {
+				s := randomStory(seed)
+				s.without = g
+				// What the two sides say to each other goes wrong first, mostly; what matters is what a user would see.
+				if _, wrong := s.run(false); wrong != "" && !strings.Contains(wrong, "protocol") {
+					t.Logf("seed %d: %s", seed, wrong)
+					return
+				}
+			}
+			t.Fatalf("nothing goes wrong in %d runs", enough)
+		})
+	}
 }

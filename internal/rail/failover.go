@@ -26,7 +26,7 @@ const (
 	guardReport                    // place again only what the report allows
 	guardFlushed                   // divide only when the domain has let go of everything
 	guardLast                      // an immediate waits for the fragments, or pages, before it
-	guardEpoch                     // reports and keys are for one connection
+	guardKeys                      // a key is for one connection
 )
 
 // Lose takes the connection of link i of p out of service, as if it had failed.
@@ -83,12 +83,10 @@ func (g *Group) report(l *link) {
 
 // reported takes the report of the other side.
 func (g *Group) reported(l *link, n *wire.LinkNotice) error {
-	if n.Epoch < l.epoch || n.Epoch == l.epoch && l.state == idle {
-		if g.without&guardEpoch == 0 {
-			return nil // of a connection that is over
-		}
+	if n.Epoch == l.epoch && l.state == idle {
+		return nil // of a connection that this side could not even offer
 	}
-	if n.Epoch > l.epoch {
+	if n.Epoch != l.epoch || l.report != nil {
 		return fmt.Errorf("link %d: a report about connection %d, the last one is %d", l.index, n.Epoch, l.epoch)
 	}
 	if err := l.check(n); err != nil {

@@ -117,6 +117,12 @@ type Message struct {
 	slot int
 }
 
+// newBuffers and freeBuffers get memory for messages. Simulations, which make thousands of groups, use theirs again.
+var (
+	newBuffers  = func(n uint64) (*mem.Span, error) { return mem.New(n, mem.Private) }
+	freeBuffers = (*mem.Span).Free
+)
+
 // New makes a group over domains that are open, and posts their receives. The group owns the domains from then on. wake is
 // called by Submit, Call and Release when the worker may be asleep.
 func New(domains []provider.Domain, sink Sink, wake func()) (*Group, error) {
@@ -268,12 +274,12 @@ func (g *Group) Close() error {
 			}
 		}
 		if r.recv.span != nil {
-			errs = append(errs, r.recv.span.Free())
+			errs = append(errs, freeBuffers(r.recv.span))
 		}
 	}
 	g.Flush()
 	for i := 0; i < len(g.sends); i += sendSlots {
-		errs = append(errs, g.sends[i].span.Free())
+		errs = append(errs, freeBuffers(g.sends[i].span))
 	}
 	return errors.Join(errs...)
 }

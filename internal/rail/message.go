@@ -18,7 +18,7 @@ type sendSlot struct {
 // openReceives makes the receive buffers of a rail and posts them.
 func (r *railState) openReceives() error {
 	n := min(recvSlots, r.caps.RecvDepth)
-	span, err := mem.New(uint64(n)*slotSize, mem.Private)
+	span, err := newBuffers(uint64(n) * slotSize)
 	if err != nil {
 		return fmt.Errorf("receive buffers: %w", err)
 	}
@@ -83,13 +83,13 @@ func (g *Group) freeSend(i int32) {
 
 // moreSends adds a chunk of buffers, registered on every rail.
 func (g *Group) moreSends() error {
-	span, err := mem.New(sendSlots*slotSize, mem.Private)
+	span, err := newBuffers(sendSlots * slotSize)
 	if err != nil {
 		return fmt.Errorf("send buffers: %w", err)
 	}
 	mr, err := g.Register(provider.Memory{Bytes: span.Bytes(), FD: -1}, 0)
 	if err != nil {
-		return errors.Join(fmt.Errorf("send buffers: %w", err), span.Free())
+		return errors.Join(fmt.Errorf("send buffers: %w", err), freeBuffers(span))
 	}
 	for i, r := range g.rails {
 		r.sendKeys = append(r.sendKeys, mr.Keys[i])
