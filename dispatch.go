@@ -3,6 +3,8 @@ package hawser
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -120,18 +122,24 @@ func (d *dispatcher) stop() {
 	_ = d.parker.Close()
 }
 
-// callbacks runs users' functions in order, on a goroutine of its own: a slow one delays others like it, and nothing else.
+// callbacks runs users' functions in order, on a goroutine of its own: a slow one delays others like it, and nothing else. One that
+// panics, or ends its goroutine, is reported and counted, and the next one runs.
 type callbacks struct {
+	log     *slog.Logger
+	run     atomic.Uint64
+	panics  atomic.Uint64
+	slowest atomic.Int64 // nanoseconds; written by the goroutine alone
+
 	mu     sync.Mutex
-	queue  []func()
-	closed bool
+	queue  []func()      // guarded by mu
+	closed bool          // guarded by mu
 	more   chan struct{} // capacity 1: queue or closed has changed
 	done   chan struct{}
 }
 
-func newCallbacks() *callbacks {
-	c := &callbacks{more: make(chan struct{}, 1), done: make(chan struct{})}
-	go c.run()
+func newCallbacks(log *slog.Logger) *callbacks {
+	c := &callbacks{log: log, more: make(chan struct{}, 1), done: make(chan struct{})}
+	go c.loop()
 	return c
 }
 
@@ -142,23 +150,68 @@ func (c *callbacks) add(f func()) {
 	signal(c.more)
 }
 
-func (c *callbacks) run() {
-	defer close(c.done)
-	for range c.more {
-		c.mu.Lock()
-		queue, closed := c.queue, c.closed
+// next is the oldest function, nil when there is none; over when there will be none any more.
+func (c *callbacks) next() (f func(), over bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.queue) == 0 {
 		c.queue = nil
-		c.mu.Unlock()
-		for _, f := range queue {
-			f()
+		return nil, c.closed
+	}
+	f, c.queue[0] = c.queue[0], nil
+	c.queue = c.queue[1:]
+	return f, false
+}
+
+func (c *callbacks) loop() {
+	ended := false
+	defer func() {
+		if ended {
+			close(c.done)
+		} else {
+			go c.loop() // a user's function has called runtime.Goexit
 		}
-		if closed && len(queue) == 0 {
+	}()
+	for {
+		f, over := c.next()
+		switch {
+		case f != nil:
+			c.call(f)
+		case over:
+			ended = true
 			return
-		}
-		if closed {
-			signal(c.more)
+		default:
+			<-c.more
 		}
 	}
+}
+
+// call runs one function.
+func (c *callbacks) call(f func()) {
+	start := time.Now()
+	defer func() {
+		c.run.Add(1)
+		c.slowest.Store(max(c.slowest.Load(), int64(time.Since(start))))
+		if p := recover(); p != nil {
+			c.report("a callback has panicked", p, debug.Stack())
+		}
+	}()
+	f()
+}
+
+// report logs a panic of a user's function. The log is a user's too.
+func (c *callbacks) report(text string, p any, stack []byte) {
+	c.panics.Add(1)
+	defer func() {
+		if recover() != nil {
+			c.panics.Add(1)
+		}
+	}()
+	c.log.Error(text, "panic", p, "stack", string(stack))
+}
+
+func (c *callbacks) stats() CallbackStats {
+	return CallbackStats{Run: c.run.Load(), Panics: c.panics.Load(), Slowest: time.Duration(c.slowest.Load())}
 }
 
 // stop runs what is queued and joins the goroutine, unless a user's function does not return: then the error says so, graceTime
@@ -179,7 +232,7 @@ func (c *callbacks) stop(ctx context.Context) error {
 	case <-c.done:
 		return nil
 	case <-grace.C:
-		return fmt.Errorf("%w: a callback of OnPeer does not return", ErrBusy)
+		return fmt.Errorf("%w: a callback does not return", ErrBusy)
 	}
 }
 

@@ -96,7 +96,7 @@ func (e *Engine) bringUp(ctx context.Context) (err error) {
 	if e.notes, err = newDispatcher(); err != nil {
 		return err
 	}
-	e.calls = newCallbacks()
+	e.calls = newCallbacks(e.opts.Log)
 	if err := e.openRails(ctx); err != nil {
 		return err
 	}

@@ -161,7 +161,7 @@ type PeerEvent struct {
 }
 
 // OnPeer calls f for every event from now on, one at a time, on a goroutine of the engine. A slow f delays other callbacks and
-// nothing else. stop ends it; a call may be under way when stop returns.
+// nothing else; one that panics is logged and counted (Stats.Callbacks). stop ends it; a call may be under way when stop returns.
 func (e *Engine) OnPeer(f func(PeerEvent)) (stop func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -2,6 +2,7 @@ package hawser
 
 import (
 	"slices"
+	"time"
 
 	"github.com/hawser-project/hawser/internal/rail"
 )
@@ -12,6 +13,15 @@ type Stats struct {
 	Peers    []PeerStats
 	Inflight int64 // operations submitted and not ended
 	Counters int   // immediates that have a counter
+
+	Callbacks CallbackStats
+}
+
+// CallbackStats are about the users' functions that the engine has run: those of OnPeer and the like, and lines of the log.
+type CallbackStats struct {
+	Run     uint64        // how many have returned
+	Panics  uint64        // how many have panicked; each is logged
+	Slowest time.Duration // the longest run: as long did the functions behind it wait
 }
 
 // RailStats describes an open rail.
@@ -36,7 +46,7 @@ type PeerStats struct {
 
 // Stats takes a snapshot.
 func (e *Engine) Stats() Stats {
-	st := Stats{Inflight: e.inflight.Load(), Counters: e.imms.Len()}
+	st := Stats{Inflight: e.inflight.Load(), Counters: e.imms.Len(), Callbacks: e.calls.stats()}
 	for _, d := range e.rails {
 		st.Rails = append(st.Rails, RailStats{Provider: d.Provider, Device: d.Name, LinkBits: d.LinkBits})
 	}
