@@ -3,7 +3,6 @@ package hawser
 import (
 	"context"
 	"fmt"
-	"math"
 	"sync"
 
 	"github.com/hawser-project/hawser/internal/imm"
@@ -14,42 +13,51 @@ import (
 // writes are there.
 type Counter struct {
 	note
-	e *Engine
-	c *imm.Counter
+	e    *Engine
+	c    *imm.Counter
+	kind counterKind
 
 	mu      sync.Mutex
-	waiters []*waiter // guarded by mu
+	waiters []*waiter        // guarded by mu
+	gone    error            // why it counts no more; guarded by mu
+	mirror  *Region          // guarded by mu
+	rounds  map[*Peer]uint64 // of Barrier: signals that were waited for; guarded by mu
 }
 
-type waiter struct {
-	n     uint64
-	ch    chan struct{} // capacity 1, filled once per use
-	close bool          // close ch instead: it belongs to a caller of Done
-}
+// counterKind says who closes a counter.
+type counterKind uint8
 
-func (w *waiter) wake() {
-	if w.close {
-		close(w.ch)
-	} else {
-		w.ch <- struct{}{}
-	}
-}
+const (
+	openCounter  counterKind = iota // its user
+	takenCounter                    // Imms.Put
+	blockCounter                    // Block.Close
+)
 
-var waiterPool = sync.Pool{New: func() any { return &waiter{ch: make(chan struct{}, 1)} }}
-
-// Counter returns the counter of an immediate. The same value gives the same Counter until it is closed.
+// Counter returns the counter of an immediate. The same value gives the same Counter until it is closed. The counter of a managed
+// value that is not open (see Imms) counts nothing, and waits for it end at once with ErrClosed.
 func (e *Engine) Counter(v uint32) *Counter {
 	e.counterMu.Lock()
 	defer e.counterMu.Unlock()
 	ic := e.imms.Counter(v)
+	if ic == nil {
+		return &Counter{e: e, c: &imm.Counter{Imm: v}, gone: fmt.Errorf("%w: its value is managed and not open", ErrClosed)}
+	}
 	if c, ok := ic.Owner.(*Counter); ok {
 		return c
 	}
-	c := &Counter{e: e, c: ic}
-	c.target = c
-	ic.Owner = c // before any threshold is set, so the worker finds it
+	c := &Counter{}
+	c.count(e, ic, openCounter)
 	return c
 }
+
+// count makes c the owner of ic, before any threshold is set, so that the worker finds it. Needs counterMu, unless nobody knows ic yet.
+func (c *Counter) count(e *Engine, ic *imm.Counter, kind counterKind) {
+	c.e, c.c, c.kind, c.target = e, ic, kind, c
+	ic.Owner = c
+}
+
+// Imm is the value that is counted.
+func (c *Counter) Imm() uint32 { return c.c.Imm }
 
 // Load is the count.
 func (c *Counter) Load() uint64 { return c.c.Load() }
@@ -57,116 +65,66 @@ func (c *Counter) Load() uint64 { return c.c.Load() }
 // From is the part of the count that p sent. It may be ahead of an earlier Load, never behind it.
 func (c *Counter) From(p *Peer) uint64 { return c.c.From(&p.source) }
 
-// Wait waits until the count is at least n.
+// Wait waits until the count is at least n. It ends early with ctx, or with ErrClosed when the counter or the engine closes.
 func (c *Counter) Wait(ctx context.Context, n uint64) error {
 	if spin(func() bool { return c.c.Load() >= n }) {
 		return nil
 	}
 	w := waiterPool.Get().(*waiter)
-	w.n = n
+	w.n, w.err = n, nil
 	c.add(w)
-	var err error
-	select {
-	case <-w.ch:
-		waiterPool.Put(w)
-		return nil
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-	case <-c.e.done:
-		err = fmt.Errorf("engine: %w", ErrClosed)
+	err := c.await(ctx, w)
+	waiterPool.Put(w)
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.short(n), err)
 	}
-	if c.remove(w) {
-		waiterPool.Put(w)
-	} else { // it fired in the meantime
-		<-w.ch
-		waiterPool.Put(w)
-		return nil
-	}
-	return fmt.Errorf("counter %#x: %d of %d: %w", c.c.Imm, c.c.Load(), n, err)
+	return nil
 }
 
-// Done is closed when the count is at least n, or when the engine closes.
+// Done is closed when the count is at least n, or when the counter or the engine closes.
 func (c *Counter) Done(n uint64) <-chan struct{} {
 	w := &waiter{n: n, ch: make(chan struct{}), close: true}
 	c.add(w)
-	select {
-	case <-c.e.done:
-		c.abandon() // Close may have been here before us
-	default:
-	}
 	return w.ch
 }
 
-// abandon ends the waits of Done when the engine has closed; Wait sees that by itself.
-func (c *Counter) abandon() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	kept := c.waiters[:0]
-	for _, w := range c.waiters {
-		if w.close {
-			close(w.ch)
-		} else {
-			kept = append(kept, w)
-		}
+// OnReach calls f once, when the count is at least n, on the goroutine of the engine that calls all callbacks, one at a time: a slow f
+// delays other callbacks and nothing else, and one that panics is logged and counted (Stats.CallbackPanics). f is not called when the
+// counter closes before, nor once Engine.Close was called. stop takes it back; a call may be under way when stop returns.
+func (c *Counter) OnReach(n uint64, f func()) (stop func()) {
+	w := &waiter{n: n, call: f}
+	c.add(w)
+	return func() {
+		w.stopped.Store(true)
+		c.remove(w)
 	}
-	c.waiters = kept
 }
 
-// Close frees the value: the next arrival, or Engine.Counter, starts at 0. Close it only when no write that carries the value is
-// under way: a late one would count for the next use.
+// Close frees the value: the next arrival, or Engine.Counter, starts at 0. Waits end with ErrClosed, and so does a Mirror. Close it
+// only when no write that carries the value is under way: a late one would count for the next use. The counter of a value that was
+// taken is given back; one of a Block closes with its block, and Close does nothing.
 func (c *Counter) Close() {
-	c.e.counterMu.Lock()
-	defer c.e.counterMu.Unlock()
-	c.e.imms.Remove(c.c)
-}
-
-// add makes the dispatcher fill w.ch when the count reaches w.n.
-func (c *Counter) add(w *waiter) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.waiters = append(c.waiters, w)
-	c.settle()
-}
-
-// remove takes w back and reports whether it was still waiting.
-func (c *Counter) remove(w *waiter) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for i, x := range c.waiters {
-		if x == w {
-			c.waiters = append(c.waiters[:i], c.waiters[i+1:]...)
-			c.settle()
-			return true
-		}
+	switch c.kind {
+	case openCounter:
+		c.e.counterMu.Lock()
+		c.e.imms.Remove(c.c)
+		c.e.counterMu.Unlock()
+		c.retire()
+	case takenCounter:
+		_ = c.e.managed.Put(c) // an error says that it is closed
+	case blockCounter:
 	}
-	return false
 }
 
-// fire is called by the dispatcher after the count reached the threshold.
-func (c *Counter) fire() {
+// retire ends all use of a counter. It reports false when that has happened before.
+func (c *Counter) retire() bool {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.settle()
-}
-
-// settle wakes who has waited long enough and sets the threshold for the others. It looks at the count again after setting the
-// threshold, because the worker may have passed it before it could see it. Needs mu.
-func (c *Counter) settle() {
-	for {
-		n, lowest, kept := c.c.Load(), uint64(math.MaxUint64), c.waiters[:0]
-		for _, w := range c.waiters {
-			if w.n <= n {
-				w.wake()
-				continue
-			}
-			kept = append(kept, w)
-			lowest = min(lowest, w.n)
-		}
-		clear(c.waiters[len(kept):])
-		c.waiters = kept
-		c.c.SetThreshold(lowest)
-		if c.c.Load() < lowest {
-			return
-		}
+	first := c.gone == nil
+	if first {
+		c.gone = fmt.Errorf("counter: %w", ErrClosed)
+		c.abandon(c.gone)
 	}
+	c.mu.Unlock()
+	c.unmirror()
+	return first
 }

@@ -40,6 +40,7 @@ type Engine struct {
 	notes     *dispatcher
 	calls     *callbacks
 	imms      *imm.Table
+	managed   Imms
 	inbox     *inbox
 
 	ops      *ring.Queue[*op] // free ones
@@ -55,6 +56,7 @@ type Engine struct {
 	closeErr  error // guarded by closeOnce
 
 	counterMu sync.Mutex // guards imm.Counter.Owner
+	creditors creditors
 
 	mu         sync.Mutex
 	regions    map[uint64]*Region
@@ -81,6 +83,7 @@ func Open(ctx context.Context, o Options) (*Engine, error) {
 	}
 	_, _ = rand.Read(e.id[:]) // never fails (crypto/rand)
 	_, _ = rand.Read(e.secret[:])
+	e.managed.e, e.managed.target = e, &e.managed
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	if err := e.bringUp(ctx); err != nil {
 		return nil, fmt.Errorf("open: %w", errors.Join(err, e.Close(ctx)))
@@ -135,20 +138,25 @@ func (e *Engine) close(ctx context.Context) error {
 	e.wg.Wait()
 	err := e.release()
 	close(e.done)
+	e.closeCounters()
 	if e.calls != nil {
-		err = errors.Join(err, e.calls.stop(ctx)) // after done, which ends the waits of callbacks
+		err = errors.Join(err, e.calls.stop(ctx)) // after the waits of callbacks have ended
 	}
-	e.counterMu.Lock()
-	e.imms.Each(func(c *imm.Counter) {
-		if owner, ok := c.Owner.(*Counter); ok {
-			owner.abandon()
-		}
-	})
-	e.counterMu.Unlock()
 	if err != nil {
 		return fmt.Errorf("close: %w", err)
 	}
 	return nil
+}
+
+// closeCounters ends all waits for counters. Those that come later see that the engine is done.
+func (e *Engine) closeCounters() {
+	e.counterMu.Lock()
+	defer e.counterMu.Unlock()
+	e.imms.Each(func(c *imm.Counter) {
+		if owner, ok := c.Owner.(*Counter); ok {
+			owner.close()
+		}
+	})
 }
 
 // hangUp closes the listeners and returns the peers.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/hawser-project/hawser/internal/imm"
 	"github.com/hawser-project/hawser/internal/wire"
 	"github.com/hawser-project/hawser/provider"
 	"github.com/hawser-project/hawser/provider/shm"
@@ -45,6 +46,11 @@ type Options struct {
 	// PeerTimeout is the silence after which a peer counts as dead. Default 1.5 s; at least 1 s: peers send a beat every 300 ms.
 	PeerTimeout time.Duration
 
+	// ImmBase and ImmBits name the immediate values that Imms.Take lends: 2^ImmBits from ImmBase, which is a multiple of that.
+	// ImmBits is 1 to 31. Default, when it is 0: the 2^20 values whose top 12 bits are ones.
+	ImmBase uint32
+	ImmBits int
+
 	// Log receives one line for each connection, path and failure. Default: nothing is logged.
 	Log *slog.Logger
 }
@@ -58,6 +64,8 @@ type Rail struct {
 const (
 	defaultPeerTimeout = 1500 * time.Millisecond
 	minPeerTimeout     = time.Second // some beats may be late
+	defaultImmBase     = 0xfff << 20
+	defaultImmBits     = 20
 	beatInterval       = 300 * time.Millisecond
 )
 
@@ -75,6 +83,13 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.PeerTimeout < minPeerTimeout {
 		errs = append(errs, fmt.Errorf("peer timeout %v: %w: at least %v", o.PeerTimeout, ErrInvalid, minPeerTimeout))
+	}
+	if o.ImmBits == 0 {
+		o.ImmBase, o.ImmBits = defaultImmBase, defaultImmBits
+	}
+	lent := imm.Range{Base: o.ImmBase, Bits: o.ImmBits, BlockBits: -1}
+	if err := lent.Check(); err != nil {
+		errs = append(errs, fmt.Errorf("imm base and bits: %w: %w", ErrInvalid, err))
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)

@@ -55,6 +55,7 @@ func (e *Engine) forget() {
 	for id, p := range e.peers {
 		if s := p.cur.Load(); s == nil || s.prev.Load() == nil && s.over.Load() {
 			delete(e.peers, id)
+			p.source.Leave()
 			return
 		}
 	}

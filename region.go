@@ -29,7 +29,7 @@ type Region struct {
 	id     uint64
 	len    uint64
 	mr     rail.Memory
-	uses   atomic.Int64 // operations that read from it
+	uses   atomic.Int64 // operations that read from it, and mirrors
 	closed atomic.Bool  // set under mu
 
 	mu    sync.Mutex // held while it closes
@@ -88,14 +88,14 @@ func (r *Region) All() Slice { return Slice{Region: r, Len: r.Len()} }
 func (r *Region) Slice(off, n uint64) Slice { return Slice{Region: r, Off: off, Len: n} }
 
 // Close makes all descriptors of the region stale, then frees it. Writes of peers that are under way fail there and change
-// nothing that is visible here. ErrBusy: operations of this engine still read from it.
+// nothing that is visible here. ErrBusy: operations of this engine still read from it, or a Counter mirrors into it.
 func (r *Region) Close() error {
 	r.mu.Lock()
 	if !r.closed.Swap(true) {
 		if n := r.uses.Load(); n > 0 {
 			r.closed.Store(false)
 			r.mu.Unlock()
-			return fmt.Errorf("close region %d: %w: %d operations read from it", r.id, ErrBusy, n)
+			return fmt.Errorf("close region %d: %w: %d operations or mirrors use it", r.id, ErrBusy, n)
 		}
 	}
 	r.mu.Unlock()

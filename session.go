@@ -177,6 +177,9 @@ func (s *session) fire() {
 	if tear {
 		s.peer.broadcast()
 	}
+	if s.state.Load() == stateDown { // fire has run with it
+		s.e.creditors.tell()
+	}
 }
 
 // setUp moves the session to stateUp and starts its goroutines.

@@ -14,6 +14,7 @@ type Stats struct {
 	Inflight int64 // operations submitted and not ended
 	Counters int   // immediates that have a counter
 
+	StaleImms uint64 // arrivals at managed values that were not open; see Imms
 	Callbacks CallbackStats
 }
 
@@ -42,11 +43,14 @@ type PeerStats struct {
 
 	TxBytes, TxWrites              uint64 // writes and messages that have ended; bytes of those without error
 	RxImms, RxImmBytes, RxMessages uint64
+	RxStale                        uint64 // immediates that were stale, in all sessions
 }
 
 // Stats takes a snapshot.
 func (e *Engine) Stats() Stats {
-	st := Stats{Inflight: e.inflight.Load(), Counters: e.imms.Len(), Callbacks: e.calls.stats()}
+	st := Stats{
+		Inflight: e.inflight.Load(), Counters: e.imms.Len(), StaleImms: e.managed.stale.count.Load(), Callbacks: e.calls.stats(),
+	}
 	for _, d := range e.rails {
 		st.Rails = append(st.Rails, RailStats{Provider: d.Provider, Device: d.Name, LinkBits: d.LinkBits})
 	}
@@ -64,7 +68,7 @@ func (e *Engine) Stats() Stats {
 		c := counts[i]
 		ps := PeerStats{
 			ID: s.peer.id, Name: s.peer.Name(), Up: s.state.Load() == stateUp, Down: s.cause(),
-			TxBytes: c.TxBytes, TxWrites: c.TxWrites, RxImms: c.RxImms, RxImmBytes: c.RxImmBytes, RxMessages: c.RxMessages,
+			TxBytes: c.TxBytes, TxWrites: c.TxWrites, RxImms: c.RxImms, RxImmBytes: c.RxImmBytes, RxMessages: c.RxMessages, RxStale: s.peer.source.Stale(),
 		}
 		if s.state.Load() != stateSetup {
 			s.mu.Lock()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hawser-project/hawser/internal/cpu"
+	"github.com/hawser-project/hawser/internal/imm"
 	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/internal/wire"
 )
@@ -146,16 +147,25 @@ func (w *worker) retry(ctx context.Context, f func(*rail.Group) error) error {
 
 // Imm counts an immediate.
 // hot:
-func (w *worker) Imm(p *rail.Peer, imm uint32) {
+func (w *worker) Imm(p *rail.Peer, v uint32) {
 	s := p.Tag.(*session)
-	due, err := w.e.imms.Add(&s.peer.source, imm)
+	due, err := w.e.imms.Add(&s.peer.source, v)
 	if err != nil {
-		s.fail(ErrLimit, err)
+		w.uncounted(s, v, err)
 		return
 	}
 	if due != nil {
 		w.e.notes.leave(&due.Owner.(*Counter).note)
 	}
+}
+
+// uncounted deals with an immediate that no counter takes.
+func (w *worker) uncounted(s *session, v uint32, err error) {
+	if errors.Is(err, imm.ErrStale) {
+		w.e.managed.arrived(s.peer, v)
+		return
+	}
+	s.fail(ErrLimit, err)
 }
 
 // Message hands a message to whoever calls Receive.

@@ -2,7 +2,7 @@ package imm
 
 import (
 	"errors"
-	"math"
+	"iter"
 	"sync"
 	"sync/atomic"
 )
@@ -14,55 +14,15 @@ const MaxUnasked = 65536
 // ErrUnasked says that a source created too many values that nobody asked for.
 var ErrUnasked = errors.New("more than 65536 immediate values that nobody asked for")
 
-// Source is who sends immediates. One per peer identity; its address is its identity.
-type Source struct {
-	unasked atomic.Int64
-}
-
-// Counter counts the arrivals of one value. Load and From may be called by anyone.
-type Counter struct {
-	Imm uint32
-
-	// Owner is for the table's user, who sets it under its own lock.
-	Owner any
-
-	n         atomic.Uint64
-	threshold atomic.Uint64 // lowest count that somebody waits for
-	from      atomic.Pointer[[]*fromCount]
-	creator   *Source // while nobody has asked; guarded by Table.mu
-}
-
-// fromCount is the part of a count that one source sent.
-type fromCount struct {
-	src *Source
-	n   atomic.Uint64
-}
-
-// Load is the number of immediates counted so far. Everything that their writes carried is visible to the caller.
-func (c *Counter) Load() uint64 { return c.n.Load() }
-
-// From is the part of Load that came from src.
-func (c *Counter) From(src *Source) uint64 {
-	if list := c.from.Load(); list != nil {
-		for _, f := range *list {
-			if f.src == src {
-				return f.n.Load()
-			}
-		}
-	}
-	return 0
-}
-
-// SetThreshold makes Add report true from count n on. The caller must look at Load afterwards: the count may have passed n
-// before the threshold was visible. math.MaxUint64 means that nobody waits.
-func (c *Counter) SetThreshold(n uint64) { c.threshold.Store(n) }
-
 // Table maps values to counters. Safe for concurrent use.
 type Table struct {
 	mu    sync.Mutex // taken to add and remove values, not to count
 	slots atomic.Pointer[[]atomic.Pointer[Counter]]
 	used  int // slots that are not nil, tombstones included; guarded by mu
-	live  int // counters; guarded by mu
+	live  int // counters in slots; guarded by mu
+
+	ranges []*Range // all; guarded by mu
+	dense  atomic.Pointer[[]*Range]
 }
 
 // tombstone keeps the probe sequences of other values intact after a removal.
@@ -79,7 +39,7 @@ func NewTable() *Table {
 }
 
 // Add counts one immediate from src. It reports the counter when the count has reached the threshold. ErrUnasked: the
-// value is new and src has created too many; it is not counted.
+// value is new and src has created too many. ErrStale: the value is managed and not open. Then it is not counted.
 // hot:
 func (t *Table) Add(src *Source, imm uint32) (due *Counter, err error) {
 	c := t.find(imm)
@@ -90,17 +50,21 @@ func (t *Table) Add(src *Source, imm uint32) (due *Counter, err error) {
 	}
 	c.count(src)
 	// The part is counted before the whole, so that whoever sees the whole sees the parts.
-	if n := c.n.Add(1); n >= c.threshold.Load() {
+	if n := c.n.Add(1); n >= c.alarm.Load() && c.reached(n) {
 		return c, nil
 	}
 	return nil, nil
 }
 
-// Counter returns the counter of imm, which lives from its first arrival or its first asker on.
+// Counter returns the counter of imm, which lives from its first arrival or its first asker on. It returns nil for a managed value
+// that is not open.
 func (t *Table) Counter(imm uint32) *Counter {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := t.find(imm)
+	if c == nil && t.managed(imm) {
+		return nil
+	}
 	if c == nil {
 		c = t.insert(imm)
 	}
@@ -111,10 +75,15 @@ func (t *Table) Counter(imm uint32) *Counter {
 	return c
 }
 
-// Remove frees the value of c: the next arrival or asker starts at 0. Safe to call twice.
+// Remove frees the value of c, which does not lie in a block: the next arrival or asker starts at 0. Safe to call twice.
 func (t *Table) Remove(c *Counter) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.remove(c)
+}
+
+// remove needs mu.
+func (t *Table) remove(c *Counter) {
 	slots := *t.slots.Load()
 	for i := hash(c.Imm, len(slots)); ; i = (i + 1) & (len(slots) - 1) {
 		switch slots[i].Load() {
@@ -131,27 +100,65 @@ func (t *Table) Remove(c *Counter) {
 	}
 }
 
-// Len is the number of counters.
+// Len is the number of counters, those of open blocks included.
 func (t *Table) Len() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.live
+	n := t.live
+	for b := range t.open() {
+		n += len(b.Counters)
+	}
+	return n
 }
 
-// Each calls f for every counter. f must not call the table.
+// Each calls f for every counter, those of open blocks included. f must not call the table.
 func (t *Table) Each(f func(*Counter)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	slots := *t.slots.Load()
-	for i := range slots {
-		if c := slots[i].Load(); c != nil && c != tombstone {
-			f(c)
+	for c := range t.all() {
+		f(c)
+	}
+	for b := range t.open() {
+		for i := range b.Counters {
+			f(&b.Counters[i])
+		}
+	}
+}
+
+// all are the counters in slots. Needs mu.
+func (t *Table) all() iter.Seq[*Counter] {
+	return func(yield func(*Counter) bool) {
+		slots := *t.slots.Load()
+		for i := range slots {
+			if c := slots[i].Load(); c != nil && c != tombstone && !yield(c) {
+				return
+			}
+		}
+	}
+}
+
+// open are the open blocks. Needs mu.
+func (t *Table) open() iter.Seq[*Block] {
+	return func(yield func(*Block) bool) {
+		for _, r := range t.ranges {
+			for i := range r.blocks {
+				if b := r.blocks[i].Load(); b != nil && !yield(b) {
+					return
+				}
+			}
 		}
 	}
 }
 
 // hot:
 func (t *Table) find(imm uint32) *Counter {
+	if dense := t.dense.Load(); dense != nil {
+		for _, r := range *dense {
+			if r.Has(imm) {
+				return r.find(imm)
+			}
+		}
+	}
 	slots := *t.slots.Load()
 	for i := hash(imm, len(slots)); ; i = (i + 1) & (len(slots) - 1) {
 		c := slots[i].Load()
@@ -171,6 +178,10 @@ func (t *Table) arrive(src *Source, imm uint32) (*Counter, error) {
 	if c := t.find(imm); c != nil {
 		return c, nil // somebody was faster
 	}
+	if t.managed(imm) {
+		src.stale.Add(1)
+		return nil, ErrStale
+	}
 	if src.unasked.Load() >= MaxUnasked {
 		return nil, ErrUnasked
 	}
@@ -185,8 +196,8 @@ func (t *Table) insert(imm uint32) *Counter {
 	if n := len(*t.slots.Load()); (t.used+1)*2 > n {
 		t.rebuild()
 	}
-	c := &Counter{Imm: imm}
-	c.threshold.Store(math.MaxUint64)
+	c := &Counter{}
+	c.init(imm)
 	t.place(*t.slots.Load(), c)
 	t.used++
 	t.live++
@@ -221,39 +232,4 @@ func (t *Table) place(slots []atomic.Pointer[Counter], c *Counter) {
 // hash spreads values over a power of two of slots: Fibonacci hashing (Knuth, vol. 3, 6.4). Users' values are mostly consecutive.
 func hash(imm uint32, slots int) int {
 	return int((uint64(imm)*0x9e3779b97f4a7c15)>>32) & (slots - 1)
-}
-
-// count adds one to the part of src. Sources are few per value, so a list beats a map.
-// hot:
-func (c *Counter) count(src *Source) {
-	if list := c.from.Load(); list != nil {
-		for _, f := range *list {
-			if f.src == src {
-				f.n.Add(1)
-				return
-			}
-		}
-	}
-	c.addSource(src).n.Add(1)
-}
-
-// addSource copies the list: only the first arrival from a source pays.
-func (c *Counter) addSource(src *Source) *fromCount {
-	fresh := &fromCount{src: src}
-	for {
-		old := c.from.Load()
-		var list []*fromCount
-		if old != nil {
-			for _, f := range *old {
-				if f.src == src {
-					return f // another worker of the same engine was faster
-				}
-			}
-			list = append(list, *old...)
-		}
-		list = append(list, fresh)
-		if c.from.CompareAndSwap(old, &list) {
-			return fresh
-		}
-	}
 }
