@@ -8,6 +8,50 @@ import (
 	"github.com/hawser-project/hawser"
 )
 
+// Counting allocates nothing for managed values, stale ones and mirrors either, on both sides together.
+func TestManagedCountsAllocateNothing(t *testing.T) {
+	for _, name := range []string{"shm", "tcp"} {
+		t.Run(name, func(t *testing.T) {
+			p := newWorld(t, name).pair(t, 1, 1, 4096)
+			r, err := p.b.Imms().Reserve("test", 0, 8, 4)
+			if err != nil {
+				t.Fatal(err)
+			}
+			block, err := r.Open(1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			taken, dense := take(t, p.b), block.Counter(5)
+			if err := dense.Mirror(p.dst.Slice(8, 8)); err != nil {
+				t.Fatal(err)
+			}
+			q, ends, n := p.a.NewQueue(8), make([]hawser.Done, 8), uint64(0)
+			round := func() {
+				n++
+				for _, v := range []uint32{0xff, taken.Imm(), dense.Imm()} { // the first is of a closed block
+					if err := q.Signal(hawser.Signal{To: p.rem.Peer(), Imm: v}, 0); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for got := 0; got < 3; runtime.Gosched() {
+					got += q.Poll(ends)
+				}
+				for _, c := range []*hawser.Counter{taken, dense} {
+					for c.Load() < n {
+						runtime.Gosched()
+					}
+				}
+			}
+			for range 50 {
+				round()
+			}
+			if avg := testing.AllocsPerRun(200, round); avg > 0 {
+				t.Fatalf("%v allocations for 3 immediates", avg)
+			}
+		})
+	}
+}
+
 func countFDs(t testing.TB) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")

@@ -10,8 +10,8 @@ import (
 
 // Mirror makes the count appear in memory: s is 8 bytes at an address that is a multiple of 8, in the machine's byte order, and belongs
 // to the engine while it mirrors. It starts with the present count and only grows; when it reads n, the bytes of n writes are
-// there. One word per counter: ErrBusy when there is one. The zero Slice ends it, and so does Close of the counter; after
-// either nothing writes to the word any more. Until then Close of the region is refused with ErrBusy.
+// there. One word per counter: ErrBusy when there is one. The zero Slice ends it, and so does Close of the counter: the word
+// keeps the count of that moment, and nothing writes to it any more. Until then Close of the region is refused with ErrBusy.
 func (c *Counter) Mirror(s Slice) error {
 	if s.Region == nil {
 		c.unmirror()

@@ -21,11 +21,14 @@ func Word(b []byte) (*atomic.Uint64, error) {
 	return (*atomic.Uint64)(p), nil // safe: 8 aligned bytes, and the result keeps b alive when it is on the Go heap
 }
 
-// Mirror makes every count appear in w, beginning with the present one; nil ends it. A worker that was in the middle of Add may write
-// to the word before once more: whoever owns that waits for the worker. SetThreshold and Mirror are called one at a time.
+// Mirror makes every count appear in w, beginning with the present one; nil ends it, and leaves the word with the present count. A
+// worker that was in the middle of Add may write to it once more: whoever owns it waits for the worker. SetThreshold and Mirror are
+// called one at a time.
 func (c *Counter) Mirror(w *atomic.Uint64) {
 	if w == nil {
-		c.mirror.Store(nil)
+		if old := c.mirror.Swap(nil); old != nil {
+			raise(old, c.n.Load()) // who has seen the count finds it in the word
+		}
 		c.alarm.Store(c.threshold.Load())
 		return
 	}

@@ -1,0 +1,122 @@
+package hawser
+
+import (
+	"context"
+	"errors"
+	"net"
+	"testing"
+
+	"github.com/hawser-project/hawser/provider/sim"
+)
+
+// downPeer is a peer whose session was up and has ended, with its fence still under way.
+func downPeer(t *testing.T, e *Engine) (*Peer, *session) {
+	t.Helper()
+	conn, far := net.Pipe()
+	t.Cleanup(func() { _ = errors.Join(conn.Close(), far.Close()) })
+	p := e.peer(ID{1})
+	s, err := p.claim(conn, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.wasUp, s.torn, s.fencing = true, true, true
+	s.why = errors.Join(ErrPeerDown, errBye)
+	s.state.Store(stateDown)
+	return p, s
+}
+
+// What a peer sent before its end may be found after its farewell: who owes is judged when its links have been fenced.
+func TestDebtsAreJudgedAfterTheFence(t *testing.T) {
+	for _, proved := range []bool{true, false} {
+		a := simEngine(t, sim.New(sim.Config{}), "a")
+		p, s := downPeer(t, a)
+		c := a.Counter(1)
+		debts := []debt{newDebt(p, 2)}
+		if c.defaulted(debts) {
+			t.Fatal("a peer whose immediates may be under way is given up")
+		}
+		ends := make(chan error, 1)
+		go func() { ends <- c.Expect(t.Context(), map[*Peer]uint64{p: 2}) }()
+		if _, err := a.imms.Add(&p.source, 1); err != nil {
+			t.Fatal(err)
+		}
+		s.fenced(proved)
+		var missing *MissingError
+		if err := <-ends; !errors.As(err, &missing) || !errors.Is(err, ErrPeerDown) || missing.Have != 1 {
+			t.Fatalf("proved %v: %v", proved, err)
+		}
+		if _, err := a.imms.Add(&p.source, 1); err != nil {
+			t.Fatal(err)
+		}
+		if c.defaulted(debts) {
+			t.Fatal("a peer that owes nothing is missing")
+		}
+		s.mu.Lock()
+		s.proved = true // so that the engine has nothing to wait for
+		s.mu.Unlock()
+	}
+}
+
+// A connection that gave way to another before it came up is no loss; the one that took over counts.
+func TestConnectionThatGaveWayIsNoLoss(t *testing.T) {
+	a := simEngine(t, sim.New(sim.Config{}), "a")
+	p, s := downPeer(t, a)
+	s.mu.Lock()
+	s.wasUp, s.fencing, s.proved = false, false, true
+	s.mu.Unlock()
+	d := newDebt(p, 1)
+	if d.lost() == nil {
+		t.Fatal("the only connection of a peer is down, and nothing is lost")
+	}
+	conn, far := net.Pipe()
+	defer far.Close()
+	next, err := p.claim(conn, true, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.lost(); err != nil {
+		t.Fatalf("another connection took over: %v", err)
+	}
+	next.fail(ErrPeerDown, errBye)
+	ctx, cancel := context.WithTimeout(t.Context(), hang)
+	defer cancel()
+	if err := next.waitFenced(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if d.lost() == nil {
+		t.Fatal("the connection that took over is down, and nothing is lost")
+	}
+	never := debt{peer: a.peer(ID{2}), want: 1}
+	if err := never.lost(); !errors.Is(err, ErrPeerDown) {
+		t.Fatalf("a peer that has never connected: %v", err)
+	}
+}
+
+// Whoever starts to wait while a session ends hears of it, whichever comes first.
+func TestExpectLosesNoEndOfASession(t *testing.T) {
+	f := sim.New(sim.Config{})
+	a := simEngine(t, f, "a")
+	c := a.Counter(1)
+	ctx, cancel := context.WithTimeout(t.Context(), hang)
+	defer cancel()
+	for range 50 {
+		b := simEngine(t, f, "b")
+		p, err := a.Connect(ctx, b.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends := make(chan error, 1)
+		go func() { ends <- c.Expect(ctx, map[*Peer]uint64{p: 1}) }()
+		if err := b.Close(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ends; !errors.Is(err, ErrPeerDown) {
+			t.Fatal(err)
+		}
+	}
+	if n := len(a.creditors.all); n != 0 {
+		t.Fatalf("%d waits are remembered after their end", n)
+	}
+}
