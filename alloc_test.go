@@ -42,10 +42,10 @@ func TestManagedCountsAllocateNothing(t *testing.T) {
 					}
 				}
 			}
-			for range 50 {
+			for range 20 {
 				round()
 			}
-			if avg := testing.AllocsPerRun(200, round); avg > 0 {
+			if avg := testing.AllocsPerRun(100, round); avg > 0 {
 				t.Fatalf("%v allocations for 3 immediates", avg)
 			}
 		})

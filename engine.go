@@ -117,7 +117,7 @@ func (e *Engine) Addr() string { return e.addr.String() }
 func (e *Engine) ID() ID { return e.id }
 
 // Close drains what is in flight until ctx ends, tells the peers, and frees everything, whatever happens on the way. What is in
-// flight when ctx ends fails with ErrClosed. It waits for callbacks of OnPeer that are under way, ErrBusy when one does
+// flight when ctx ends fails with ErrClosed. It waits for callbacks that are under way, ErrBusy when one does
 // not return, so it must not be called by one. Regions and remotes must not be used afterwards. It is safe to call twice.
 func (e *Engine) Close(ctx context.Context) error {
 	e.closeOnce.Do(func() { e.closeErr = e.close(ctx) })

@@ -30,6 +30,7 @@ const maxBlockBits = 16
 // Reserve manages the 2^bits values from base, a multiple of 2^bits, in blocks of 2^blockBits values, which are closed at first. bits is
 // at most 31, blockBits at most 16 and at least bits-20. holder is how others learn who has the values: ErrBusy, when ranges
 // overlap, names it. ErrBusy also when somebody has asked for an open value of the range; what has arrived there unasked is stale.
+// Every immediate that arrives is compared with every range: reserve few.
 func (m *Imms) Reserve(holder string, base uint32, bits, blockBits int) (*Reserved, error) {
 	fault := func(err error) (*Reserved, error) {
 		return nil, fmt.Errorf("reserve %d bits of immediates from %#x: %w", bits, base, err)

@@ -22,6 +22,7 @@ type Range struct {
 	BlockBits int
 
 	blocks []atomic.Pointer[Block]
+	opened atomic.Int64 // blocks that are open
 }
 
 // maxBits: with 32 bits there would be no open value left, and a length would not fit its type.
@@ -69,9 +70,14 @@ func (r *Range) NewBlock(i int) *Block {
 // Put opens block i, or closes it when b is nil. It returns the block that was open before: Put changes nothing when there are two.
 func (r *Range) Put(i int, b *Block) *Block {
 	if b == nil {
-		return r.blocks[i].Swap(nil)
+		old := r.blocks[i].Swap(nil)
+		if old != nil {
+			r.opened.Add(-1)
+		}
+		return old
 	}
 	if r.blocks[i].CompareAndSwap(nil, b) {
+		r.opened.Add(1)
 		return nil
 	}
 	return r.blocks[i].Load()

@@ -9,35 +9,35 @@ import (
 	"testing"
 )
 
-func hold(t *testing.T, tab *Table, r Range) *Range {
+func hold(t *testing.T, tab *Table, r *Range) *Range {
 	t.Helper()
-	if _, err := tab.Hold(&r); err != nil {
+	if _, err := tab.Hold(r); err != nil {
 		t.Fatal(err)
 	}
-	return &r
+	return r
 }
 
 func TestRangesDoNotOverlapAndNameTheHolder(t *testing.T) {
 	tab := NewTable()
-	first := hold(t, tab, Range{Holder: "first", Base: 0x1000, Bits: 12})
-	for name, r := range map[string]Range{
+	first := hold(t, tab, &Range{Holder: "first", Base: 0x1000, Bits: 12})
+	for name, r := range map[string]*Range{
 		"same":   {Base: 0x1000, Bits: 12},
 		"inside": {Base: 0x1ff0, Bits: 4, BlockBits: -1},
 		"around": {Base: 0, Bits: 20},
 	} {
-		_, err := tab.Hold(&r)
+		_, err := tab.Hold(r)
 		var in *InUse
 		if !errors.As(err, &in) || in.Holder != first || !strings.Contains(err.Error(), "first") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	hold(t, tab, Range{Base: 0x2000, Bits: 12})
+	hold(t, tab, &Range{Base: 0x2000, Bits: 12})
 	tab.Release(first)
-	hold(t, tab, Range{Holder: "second", Base: 0x1000, Bits: 12})
+	hold(t, tab, &Range{Holder: "second", Base: 0x1000, Bits: 12})
 }
 
 func TestRangesOfWrongNumbersAreRefused(t *testing.T) {
-	for name, r := range map[string]Range{
+	for name, r := range map[string]*Range{
 		"negative":         {Bits: -1},
 		"everything":       {Bits: 32},
 		"not a multiple":   {Base: 1, Bits: 1},
@@ -45,12 +45,12 @@ func TestRangesOfWrongNumbersAreRefused(t *testing.T) {
 		"too many blocks":  {Bits: 21, BlockBits: 0},
 		"base beyond bits": {Base: 0x80000001, Bits: 31},
 	} {
-		if _, err := NewTable().Hold(&r); err == nil {
+		if _, err := NewTable().Hold(r); err == nil {
 			t.Errorf("%s: held", name)
 		}
 	}
-	for _, r := range []Range{{Bits: 0}, {Base: 1 << 31, Bits: 31, BlockBits: 20}, {Base: 0xfffffff0, Bits: 4, BlockBits: -1}} {
-		if _, err := NewTable().Hold(&r); err != nil {
+	for _, r := range []*Range{{Bits: 0}, {Base: 1 << 31, Bits: 31, BlockBits: 20}, {Base: 0xfffffff0, Bits: 4, BlockBits: -1}} {
+		if _, err := NewTable().Hold(r); err != nil {
 			t.Errorf("%v: %v", r, err)
 		}
 	}
@@ -86,7 +86,7 @@ func TestValuesInUseWhenARangeIsHeld(t *testing.T) {
 // Managed values cost a source none of its open ones.
 func TestManagedValuesAreNotUnasked(t *testing.T) {
 	tab, src := NewTable(), &Source{}
-	r := hold(t, tab, Range{Base: 1 << 20, Bits: 17, BlockBits: 16})
+	r := hold(t, tab, &Range{Base: 1 << 20, Bits: 17, BlockBits: 16})
 	r.Put(0, r.NewBlock(0))
 	for i := range uint32(1 << 17) {
 		if _, err := tab.Add(src, 1<<20+i); (err == nil) != (i < 1<<16) || err != nil && !errors.Is(err, ErrStale) {
@@ -104,8 +104,8 @@ func TestTableAgreesWithModel(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		tab, srcs := NewTable(), []*Source{{}, {}, {}}
-		hold(t, tab, Range{Holder: "singles", Base: singles, Bits: 6, BlockBits: -1})
-		r := hold(t, tab, Range{Holder: "dense", Base: dense, Bits: 6, BlockBits: 3})
+		hold(t, tab, &Range{Holder: "singles", Base: singles, Bits: 6, BlockBits: -1})
+		r := hold(t, tab, &Range{Holder: "dense", Base: dense, Bits: 6, BlockBits: 3})
 		want, stale := map[uint32]map[*Source]uint64{}, map[*Source]uint64{} // want: the values that are open
 		one := func() uint32 { return []uint32{0, singles, dense}[rng.IntN(3)] + rng.Uint32N(values) }
 		for range 20000 {
@@ -180,7 +180,7 @@ func TestTableAgreesWithModel(t *testing.T) {
 // counted in a block that was just closed.
 func TestBlocksOpenAndCloseUnderCounting(t *testing.T) {
 	tab, src := NewTable(), &Source{}
-	r := hold(t, tab, Range{Base: 0, Bits: 4, BlockBits: 4})
+	r := hold(t, tab, &Range{Base: 0, Bits: 4, BlockBits: 4})
 	const arrivals = 200000
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -228,9 +228,18 @@ func TestMirrorFollowsAndStops(t *testing.T) {
 			t.Fatalf("arrival %d: mirror %d, due %v", n, w.Load(), due != nil)
 		}
 	}
+	raise(w, 4) // by a worker that counted before others and comes after them
+	if w.Load() != 5 {
+		t.Fatalf("the mirror went back to %d", w.Load())
+	}
 	c.Mirror(nil)
 	if due := add(t, tab, src, 1); w.Load() != 5 || due == nil {
 		t.Fatalf("a mirror that has ended goes on to %d, due %v", w.Load(), due != nil)
+	}
+	c.Mirror(w)
+	w.Store(0) // as if the worker that counts last had not come to it yet
+	if c.Mirror(nil); w.Load() != 6 {
+		t.Fatalf("a mirror ends with %d, the count is 6", w.Load())
 	}
 	if _, err := Word(b[4:12]); err == nil {
 		t.Fatal("a word that is not aligned")
@@ -286,7 +295,7 @@ func TestSourcesThatAreGoneAreForgotten(t *testing.T) {
 
 func TestAddToManagedValuesAllocatesNothing(t *testing.T) {
 	tab, src := NewTable(), &Source{}
-	r := hold(t, tab, Range{Base: 0, Bits: 8, BlockBits: 4})
+	r := hold(t, tab, &Range{Base: 0, Bits: 8, BlockBits: 4})
 	b := r.NewBlock(1)
 	r.Put(1, b)
 	b.Counters[3].Mirror(new(atomic.Uint64))

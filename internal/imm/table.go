@@ -105,8 +105,8 @@ func (t *Table) Len() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := t.live
-	for b := range t.open() {
-		n += len(b.Counters)
+	for _, r := range t.ranges {
+		n += int(r.opened.Load()) << max(r.BlockBits, 0)
 	}
 	return n
 }
@@ -118,9 +118,13 @@ func (t *Table) Each(f func(*Counter)) {
 	for c := range t.all() {
 		f(c)
 	}
-	for b := range t.open() {
-		for i := range b.Counters {
-			f(&b.Counters[i])
+	for _, r := range t.ranges {
+		for i := range r.blocks {
+			if b := r.blocks[i].Load(); b != nil {
+				for j := range b.Counters {
+					f(&b.Counters[j])
+				}
+			}
 		}
 	}
 }
@@ -132,19 +136,6 @@ func (t *Table) all() iter.Seq[*Counter] {
 		for i := range slots {
 			if c := slots[i].Load(); c != nil && c != tombstone && !yield(c) {
 				return
-			}
-		}
-	}
-}
-
-// open are the open blocks. Needs mu.
-func (t *Table) open() iter.Seq[*Block] {
-	return func(yield func(*Block) bool) {
-		for _, r := range t.ranges {
-			for i := range r.blocks {
-				if b := r.blocks[i].Load(); b != nil && !yield(b) {
-					return
-				}
 			}
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"net"
 	"testing"
 
+	"github.com/hawser-project/hawser/internal/imm"
+	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/provider/sim"
 )
 
@@ -91,6 +93,88 @@ func TestConnectionThatGaveWayIsNoLoss(t *testing.T) {
 	never := debt{peer: a.peer(ID{2}), want: 1}
 	if err := never.lost(); !errors.Is(err, ErrPeerDown) {
 		t.Fatalf("a peer that has never connected: %v", err)
+	}
+}
+
+// A peer that is back over another connection does not know what it owed over the one before.
+func TestNewConnectionPaysNoDebts(t *testing.T) {
+	a := simEngine(t, sim.New(sim.Config{}), "a")
+	p, s := downPeer(t, a)
+	d := newDebt(p, 1)
+	s.fenced(true)
+	conn, far := net.Pipe()
+	defer far.Close()
+	next, err := p.claim(conn, true, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.lost() == nil {
+		t.Fatal("a debt has moved to another connection")
+	}
+	next.fail(ErrPeerDown, errBye)
+}
+
+// What arrives last, while the debts are looked at, is paid.
+func TestLastImmediateBeforeTheFenceCounts(t *testing.T) {
+	a := simEngine(t, sim.New(sim.Config{}), "a")
+	p, s := downPeer(t, a)
+	c := a.Counter(1)
+	for n := range uint64(5000) {
+		s.mu.Lock()
+		s.fencing, s.proved = true, false
+		s.mu.Unlock()
+		debts, last := []debt{newDebt(p, n+1)}, make(chan struct{})
+		go func() {
+			defer close(last)
+			if _, err := a.imms.Add(&p.source, 1); err != nil {
+				t.Error(err)
+			}
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.fencing, s.proved = false, true
+		}()
+		for c.owed(debts) > 0 || debts[0].lost() == nil {
+			if c.defaulted(debts) {
+				t.Fatalf("a peer that has sent %d of %d is given up", c.From(p), n+1)
+			}
+		}
+		<-last
+	}
+}
+
+// When a mirror has ended, its word belongs to the user: a worker in the midst of counting does not write to it any more.
+func TestWordIsQuietAfterItsMirror(t *testing.T) {
+	a := simEngine(t, sim.New(sim.Config{}), "a")
+	r, err := a.Alloc(8, MemOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := imm.Word(r.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, src := a.Counter(1), &imm.Source{}
+	for range 3000 {
+		if err := c.Mirror(r.All()); err != nil {
+			t.Fatal(err)
+		}
+		busy := make(chan struct{})
+		a.worker.group.Call(func(*rail.Group) {
+			close(busy)
+			for range 2000 {
+				_, _ = a.imms.Add(src, 1) // of an open value that was asked for
+			}
+		})
+		<-busy
+		if err := c.Mirror(Slice{}); err != nil {
+			t.Fatal(err)
+		}
+		w.Store(0)
+		for range 100 {
+			if n := w.Load(); n != 0 {
+				t.Fatalf("the word was written after its mirror ended: %d", n)
+			}
+		}
 	}
 }
 
