@@ -89,7 +89,7 @@ func (c *Counter) Done(n uint64) <-chan struct{} {
 }
 
 // OnReach calls f once, when the count is at least n, on the goroutine of the engine that calls all callbacks, one at a time: a slow f
-// delays other callbacks and nothing else, and one that panics is logged and counted (Stats.CallbackPanics). f is not called when the
+// delays other callbacks and nothing else, and one that panics is logged and counted (Stats.Callbacks). f is not called when the
 // counter closes before, nor once Engine.Close was called. stop takes it back; a call may be under way when stop returns.
 func (c *Counter) OnReach(n uint64, f func()) (stop func()) {
 	w := &waiter{n: n, call: f}

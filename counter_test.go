@@ -91,7 +91,7 @@ func TestFailingCallbackHurtsNobody(t *testing.T) {
 	e.Counter(1).OnReach(0, func() { after <- struct{}{} })
 	receive(t, "the callback after one that panicked", after)
 	receive(t, "the callback after one that left", after)
-	if n := e.Stats().CallbackPanics; n != 1 {
+	if n := e.Stats().Callbacks.Panics; n != 1 {
 		t.Fatalf("%d panics counted, want 1", n)
 	}
 }
