@@ -44,8 +44,9 @@ type Engine struct {
 	inbox     *inbox
 
 	ops      *ring.Queue[*op] // free ones
-	inflight atomic.Int64     // operations from takeOp to dropOp
-	serial   atomic.Uint64    // of the descriptor that was issued last
+	scatters *ring.Queue[*scatter]
+	inflight atomic.Int64  // operations from takeOp to dropOp
+	serial   atomic.Uint64 // of the descriptor that was issued last
 	closing  atomic.Bool
 	done     chan struct{}  // closed when nothing moves any more: ends all waits
 	wg       sync.WaitGroup // listeners, handshakes, sessions, heart
@@ -78,7 +79,7 @@ func Open(ctx context.Context, o Options) (*Engine, error) {
 		return nil, fmt.Errorf("open: %w", err)
 	}
 	e := &Engine{
-		opts: o, imms: imm.NewTable(), ops: ring.NewQueue[*op](poolSize), done: make(chan struct{}),
+		opts: o, imms: imm.NewTable(), ops: ring.NewQueue[*op](poolSize), scatters: ring.NewQueue[*scatter](idleScatters), done: make(chan struct{}),
 		regions: map[uint64]*Region{}, peers: map[ID]*Peer{}, fenced: map[ID]uint64{}, dials: map[string]*dial{}, observers: map[int]func(PeerEvent){},
 	}
 	_, _ = rand.Read(e.id[:]) // never fails (crypto/rand)

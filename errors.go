@@ -38,7 +38,7 @@ var (
 
 // OpError says which operation failed, and at which peer.
 type OpError struct {
-	Op   string // "write", "write pages", "signal", "send"
+	Op   string // "write", "write pages", "signal", "send", "scatter"
 	Peer *Peer
 	Err  error
 }

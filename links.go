@@ -146,6 +146,11 @@ func (s *session) checkLinks(m *wire.Links) error {
 
 // offer fills links with the addresses of this side's ends.
 func (s *session) offer(rp *rail.Peer, links []wire.Link, railOf func(wire.Link) uint16) error {
+	var rails uint64
+	for i := range links {
+		rails |= 1 << railOf(links[i])
+	}
+	s.rails.Store(rails)
 	return s.e.worker.do(func(g *rail.Group) error {
 		for i := range links {
 			addr, err := g.Offer(rp, int(railOf(links[i])))

@@ -29,6 +29,9 @@ type Write struct {
 	// without one the engine decides. Pieces beyond the length are sent empty, so the number of immediates is Parts,
 	// whatever the length.
 	Parts int
+
+	// Pin restricts the write to one rail. Default: all rails share it.
+	Pin OptRail
 }
 
 // Pages are pages of local memory: page i is at Offset + Indices[i]*Stride of the region. Indices are copied at submit.
@@ -52,16 +55,21 @@ type WritePages struct {
 	Src     Pages
 	Dst     RemotePages
 	Imm     OptImm
+
+	// ImmLast sends the immediate once, after all pages have landed, instead of once per page; also when there are no pages.
+	// It needs Pin, to a rail whose network keeps the order of writes; ErrUnsupported otherwise.
+	ImmLast bool
+
+	// Pin restricts the pages to one rail. Default: all rails share them.
+	Pin OptRail
 }
 
 // Signal sends an immediate without data.
 type Signal struct {
 	To  *Peer
 	Imm uint32
+	Pin OptRail // restricts it to one rail
 }
-
-// MaxParts bounds Write.Parts and the pages of one WritePages.
-const MaxParts = 1 << 24
 
 // maxOps bounds the operations in flight per engine.
 const maxOps = 1 << 16
@@ -81,13 +89,8 @@ type op struct {
 // takeOp reserves an operation, ErrLimit when too many are in flight.
 // hot:
 func (e *Engine) takeOp(name string) (*op, error) {
-	if n := e.inflight.Add(1); n > maxOps {
-		e.inflight.Add(-1)
-		return nil, fmt.Errorf("%s: %w: %d operations in flight", name, ErrLimit, maxOps)
-	}
-	if e.closing.Load() { // after the count: Close sees us, or we see it
-		e.inflight.Add(-1)
-		return nil, fmt.Errorf("%s: engine: %w", name, ErrClosed)
+	if err := e.count(name, 1); err != nil {
+		return nil, err
 	}
 	o, ok := e.ops.Pop()
 	if !ok {
@@ -95,6 +98,20 @@ func (e *Engine) takeOp(name string) (*op, error) {
 	}
 	o.name = name
 	return o, nil
+}
+
+// count adds n operations to those in flight.
+// hot:
+func (e *Engine) count(name string, n int) error {
+	if now := e.inflight.Add(int64(n)); now > maxOps {
+		e.inflight.Add(-int64(n))
+		return fmt.Errorf("%s: %w: %d operations in flight", name, ErrLimit, maxOps)
+	}
+	if e.closing.Load() { // after the count: Close sees us, or we see it
+		e.inflight.Add(-int64(n))
+		return fmt.Errorf("%s: engine: %w", name, ErrClosed)
+	}
+	return nil
 }
 
 // dropOp gives an operation back that was not submitted, or that has completed.
@@ -156,67 +173,116 @@ func (o *op) Complete(*rail.Op) {
 // use makes o read s until it completes.
 // hot:
 func (o *op) use(r *Region) error {
+	o.region, o.Src = r, &r.mr
+	return r.use()
+}
+
+// use counts an operation that reads from r; uses.Add(-1) when it has ended, also after an error.
+// hot:
+func (r *Region) use() error {
 	r.uses.Add(1)
-	o.region = r
 	if r.closed.Load() { // after the count: Region.Close sees us, or we see it
 		return fmt.Errorf("source region %d: %w", r.id, ErrClosed)
 	}
-	o.Src = &r.mr
 	return nil
 }
 
-// target makes o write to r.
+// target makes o write to r, over the rail that pin names.
 // hot:
-func (o *op) target(r *Remote) error {
-	if err := r.sess.usable(); err != nil {
+func (o *op) target(r *Remote, pin OptRail) error {
+	o.Dst = &r.rr
+	return o.reach(r.sess, pin)
+}
+
+// reach makes o go to the other side of s.
+// hot:
+func (o *op) reach(s *session, pin OptRail) (err error) {
+	if err := s.usable(); err != nil {
 		return err
 	}
-	o.sess, o.Dst = r.sess, &r.rr
-	return nil
+	o.sess = s
+	o.Rail, err = s.pinned(pin)
+	return err
 }
 
 // fillWrite checks w and fills o with it.
 // hot:
 func (o *op) fillWrite(w *Write) error {
+	if err := o.e.checkWrite(w); err != nil {
+		return err
+	}
+	if w.Src.Len > w.Dst.Len {
+		return fmt.Errorf("%w: source has %d bytes, destination %d", ErrInvalid, w.Src.Len, w.Dst.Len)
+	}
+	return o.setWrite(w)
+}
+
+// checkWrite checks everything about w but that its source fits into its destination.
+// hot:
+func (e *Engine) checkWrite(w *Write) error {
 	switch {
 	case w.Src.Region == nil:
 		return fmt.Errorf("source: %w: no region", ErrInvalid)
 	case w.Dst.Remote == nil:
 		return fmt.Errorf("destination: %w: no remote", ErrInvalid)
-	case w.Src.Region.e != o.e || w.Dst.Remote.sess.e != o.e:
+	case w.Src.Region.e != e || w.Dst.Remote.sess.e != e:
 		return fmt.Errorf("%w: source or destination belongs to another engine", ErrInvalid)
 	case !within(w.Src.Off, w.Src.Len, w.Src.Region.Len()):
 		return fmt.Errorf("source: %w: [%d, +%d) is not inside the region's %d bytes", ErrInvalid, w.Src.Off, w.Src.Len, w.Src.Region.Len())
 	case !within(w.Dst.Off, w.Dst.Len, w.Dst.Remote.Len()):
 		return fmt.Errorf("destination: %w: [%d, +%d) is not inside the descriptor's %d bytes", ErrInvalid, w.Dst.Off, w.Dst.Len, w.Dst.Remote.Len())
-	case w.Src.Len > w.Dst.Len:
-		return fmt.Errorf("%w: source has %d bytes, destination %d", ErrInvalid, w.Src.Len, w.Dst.Len)
 	case w.Parts < 0 || w.Parts > MaxParts:
 		return fmt.Errorf("parts: %w: %d is not within 0 .. %d", ErrInvalid, w.Parts, MaxParts)
 	}
+	return e.checkPin(w.Pin)
+}
+
+// setWrite fills o with w, which was checked.
+// hot:
+func (o *op) setWrite(w *Write) error {
 	o.Kind = rail.Write
 	o.SrcOff, o.DstOff, o.Len = w.Src.Off, w.Dst.Off, w.Src.Len
-	o.HasImm, o.Imm, o.Parts = w.Imm.set, w.Imm.v, w.Parts
-	if o.HasImm && o.Parts == 0 {
-		o.Parts = 1
-	}
+	o.HasImm, o.Imm, o.Parts = w.Imm.set, w.Imm.v, partsOf(w.Imm, w.Parts)
 	if err := o.use(w.Src.Region); err != nil {
 		return err
 	}
-	return o.target(w.Dst.Remote)
+	return o.target(w.Dst.Remote, w.Pin)
 }
 
 // fillPages checks w and fills o with it.
 // hot:
 func (o *op) fillPages(w *WritePages) error {
-	n := len(w.Src.Indices)
+	if err := o.e.checkPages(w); err != nil {
+		return err
+	}
+	if err := checkIndices(w); err != nil {
+		return err
+	}
+	return o.setPages(w)
+}
+
+// checkPages checks everything about w but its indices.
+// hot:
+func (e *Engine) checkPages(w *WritePages) error {
 	switch {
 	case w.Src.Region == nil:
 		return fmt.Errorf("source: %w: no region", ErrInvalid)
 	case w.Dst.Remote == nil:
 		return fmt.Errorf("destination: %w: no remote", ErrInvalid)
-	case w.Src.Region.e != o.e || w.Dst.Remote.sess.e != o.e:
+	case w.Src.Region.e != e || w.Dst.Remote.sess.e != e:
 		return fmt.Errorf("%w: source or destination belongs to another engine", ErrInvalid)
+	}
+	if w.ImmLast {
+		return e.checkLast(w.Pin)
+	}
+	return e.checkPin(w.Pin)
+}
+
+// checkIndices checks the pages of w against both sides.
+// hot:
+func checkIndices(w *WritePages) error {
+	n := len(w.Src.Indices)
+	switch {
 	case n != len(w.Dst.Indices):
 		return fmt.Errorf("%w: %d source pages, %d destination pages", ErrInvalid, n, len(w.Dst.Indices))
 	case n > MaxParts:
@@ -228,16 +294,25 @@ func (o *op) fillPages(w *WritePages) error {
 	if i, ok := pagesWithin(w.Dst.Indices, w.Dst.Stride, w.Dst.Offset, w.PageLen, w.Dst.Remote.Len()); !ok {
 		return pageError("destination", i, w.Dst.Indices[i], w.Dst.Remote.Len())
 	}
+	return nil
+}
+
+// setPages fills o with w, which was checked.
+// hot:
+func (o *op) setPages(w *WritePages) error {
 	o.Kind = rail.Pages
 	o.SrcOff, o.SrcStride, o.DstOff, o.DstStride = w.Src.Offset, w.Src.Stride, w.Dst.Offset, w.Dst.Stride
-	o.Len, o.Parts = w.PageLen, n
-	o.HasImm, o.Imm = w.Imm.set, w.Imm.v
+	o.Len, o.Parts = w.PageLen, len(w.Src.Indices)
+	o.HasImm, o.Imm, o.ImmLast = w.Imm.set, w.Imm.v, w.ImmLast && w.Imm.set
+	if o.ImmLast && o.Parts == 0 { // the immediate alone
+		o.Kind, o.ImmLast = rail.Signal, false
+	}
 	o.SrcIdx = append(o.SrcIdx[:0], w.Src.Indices...)
 	o.DstIdx = append(o.DstIdx[:0], w.Dst.Indices...)
 	if err := o.use(w.Src.Region); err != nil {
 		return err
 	}
-	return o.target(w.Dst.Remote)
+	return o.target(w.Dst.Remote, w.Pin)
 }
 
 func pageError(side string, i int, index uint32, length uint64) error {
@@ -247,15 +322,30 @@ func pageError(side string, i int, index uint32, length uint64) error {
 // fillSignal checks s and fills o with it.
 // hot:
 func (o *op) fillSignal(s *Signal) error {
-	if s.To == nil || s.To.e != o.e {
-		return fmt.Errorf("peer: %w: none, or of another engine", ErrInvalid)
+	if err := o.e.checkSignal(s); err != nil {
+		return err
 	}
 	sess, err := s.To.session()
 	if err != nil {
 		return err
 	}
-	o.Kind, o.HasImm, o.Imm, o.sess = rail.Signal, true, s.Imm, sess
-	return nil
+	return o.setSignal(sess, s)
+}
+
+// checkSignal checks everything about s but that its peer is up.
+// hot:
+func (e *Engine) checkSignal(s *Signal) error {
+	if s.To == nil || s.To.e != e {
+		return fmt.Errorf("peer: %w: none, or of another engine", ErrInvalid)
+	}
+	return e.checkPin(s.Pin)
+}
+
+// setSignal fills o with s, which was checked.
+// hot:
+func (o *op) setSignal(to *session, s *Signal) error {
+	o.Kind, o.HasImm, o.Imm = rail.Signal, true, s.Imm
+	return o.reach(to, s.Pin)
 }
 
 // fillSend copies a message.

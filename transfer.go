@@ -89,6 +89,12 @@ func (e *Engine) WritePages(w WritePages) (*Transfer, error) {
 	return e.start("write pages", func(o *op) error { return o.fillPages(&w) })
 }
 
+// Scatter submits writes to many targets. A fault in one of the arguments is an error here, and nothing is written; a target whose
+// peer is down fails alone, at the end.
+func (e *Engine) Scatter(s Scatter) (*Transfer, error) {
+	return e.startScatter(len(s.Targets), nil, func(sc *scatter) error { return sc.fill(&s) })
+}
+
 // Signal submits an immediate without data.
 func (e *Engine) Signal(s Signal) (*Transfer, error) {
 	return e.start("signal", func(o *op) error { return o.fillSignal(&s) })
@@ -115,6 +121,23 @@ func (e *Engine) start(name string, fill func(*op) error) (*Transfer, error) {
 	t := e.newTransfer()
 	o.transfer = t
 	if err := e.submit(o); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+func (e *Engine) startScatter(n int, of *Template, fill func(*scatter) error) (*Transfer, error) {
+	s, err := e.takeScatter(n, of)
+	if err != nil {
+		return nil, err
+	}
+	if err := fill(s); err != nil {
+		s.drop()
+		return nil, fmt.Errorf("scatter: %w", err)
+	}
+	t := e.newTransfer()
+	s.transfer = t
+	if err := s.submit(); err != nil {
 		return nil, err
 	}
 	return t, nil
@@ -185,11 +208,77 @@ func (q *Queue) Send(p *Peer, data []byte, cookie uint64) error {
 	return q.submit(o, o.fillSend(p, data), cookie)
 }
 
+// Scatter is Engine.Scatter, and one end; see Write.
 // hot:
-func (q *Queue) take(name string) (*op, error) {
+func (q *Queue) Scatter(s Scatter, cookie uint64) error {
+	sc, err := q.takeScatter(len(s.Targets), nil)
+	if err != nil {
+		return err
+	}
+	return q.submitScatter(sc, sc.fill(&s), cookie)
+}
+
+// Submit is Template.Submit; see Write.
+// hot:
+func (q *Queue) Submit(t *Template, a Args, cookie uint64) error {
+	if t == nil || t.e != q.e {
+		return fmt.Errorf("template: %w: none, or of another engine", ErrInvalid)
+	}
+	if t.kind == kindScatter {
+		sc, err := q.takeScatter(len(t.scatter.Targets), t)
+		if err != nil {
+			return err
+		}
+		return q.submitScatter(sc, t.fillScatter(sc, &a), cookie)
+	}
+	o, err := q.take(t.name)
+	if err != nil {
+		return err
+	}
+	return q.submit(o, t.fill(o, &a), cookie)
+}
+
+// reserve makes room for one end.
+// hot:
+func (q *Queue) reserve(name string) error {
 	if n := q.open.Add(1); n > q.depth {
 		q.open.Add(-1)
-		return nil, fmt.Errorf("%s: queue: %w: %d operations are not polled yet", name, ErrBusy, q.depth)
+		return fmt.Errorf("%s: queue: %w: %d operations are not polled yet", name, ErrBusy, q.depth)
+	}
+	return nil
+}
+
+// hot:
+func (q *Queue) takeScatter(n int, of *Template) (*scatter, error) {
+	if err := q.reserve("scatter"); err != nil {
+		return nil, err
+	}
+	s, err := q.e.takeScatter(n, of)
+	if err != nil {
+		q.open.Add(-1)
+	}
+	return s, err
+}
+
+// hot:
+func (q *Queue) submitScatter(s *scatter, fault error, cookie uint64) error {
+	if fault != nil {
+		s.drop()
+		q.open.Add(-1)
+		return fmt.Errorf("scatter: %w", fault)
+	}
+	s.queue, s.cookie = q, cookie
+	err := s.submit()
+	if err != nil {
+		q.open.Add(-1)
+	}
+	return err
+}
+
+// hot:
+func (q *Queue) take(name string) (*op, error) {
+	if err := q.reserve(name); err != nil {
+		return nil, err
 	}
 	o, err := q.e.takeOp(name)
 	if err != nil {

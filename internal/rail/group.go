@@ -152,7 +152,7 @@ func (g *Group) Rails() int { return len(g.rails) }
 // Caps are those of rail i.
 func (g *Group) Caps(i int) provider.Caps { return g.rails[i].caps }
 
-// Submit hands an operation to the worker. False: too many are waiting; the caller keeps op.
+// Submit hands an operation, and those chained to it, to the worker. False: too many are waiting; the caller keeps them.
 // hot:
 func (g *Group) Submit(op *Op) bool {
 	if !g.subs.Push(op) {
@@ -202,8 +202,7 @@ func (g *Group) Step() int {
 		if !ok {
 			break
 		}
-		n++
-		g.enqueue(op)
+		n += g.enqueueAll(op)
 	}
 	n += g.place()
 	for _, r := range g.rails {
@@ -300,7 +299,7 @@ func (r *railState) close() error {
 // Flush ends operations that were submitted to a group that is closed. The worker calls it, after Close.
 func (g *Group) Flush() {
 	for op, ok := g.subs.Pop(); ok; op, ok = g.subs.Pop() {
-		g.enqueue(op)
+		g.enqueueAll(op)
 	}
 	for p := g.first; p != nil; p = g.first {
 		g.FailPeer(p)

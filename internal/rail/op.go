@@ -43,9 +43,12 @@ type Op struct {
 	SrcStride, DstStride uint64
 	SrcIdx, DstIdx       []uint32
 	Parts                int    // 0 for Write: the group's choice; Pages: the number of pages
+	Rail                 int    // 0: any; else only rail Rail-1
+	ImmLast              bool   // Pages: one immediate, after all pages
 	Data                 []byte // of a Send
 	Owner                Completer
 	Cookie               uint64
+	Chain                *Op // further operations, handed to the worker by the same Submit
 
 	// The result, valid in Complete: the first status that was not OK.
 	Status provider.Status

@@ -5,6 +5,20 @@ import (
 	"github.com/hawser-project/hawser/provider"
 )
 
+// enqueueAll enqueues a chain of operations and returns how many they are.
+// hot:
+func (g *Group) enqueueAll(op *Op) int {
+	n := 0
+	for op != nil {
+		next := op.Chain // before the operation can end, which gives it back
+		op.Chain = nil
+		g.enqueue(op)
+		op = next
+		n++
+	}
+	return n
+}
+
 // enqueue puts an operation at the end of its list.
 // hot:
 func (g *Group) enqueue(op *Op) {

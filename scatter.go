@@ -1,0 +1,335 @@
+package hawser
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/hawser-project/hawser/internal/invariants"
+	"github.com/hawser-project/hawser/internal/rail"
+)
+
+// Scatter writes from one source to many targets, which may belong to different peers. It is one Transfer, which ends when all
+// targets have ended. A target whose peer is down fails alone: the others are written, and the error, a *ScatterError, comes at the
+// end.
+type Scatter struct {
+	Src     Slice
+	Targets []Target // copied at submit; at most MaxTargets
+
+	// Imm is the immediate of targets that have no own.
+	Imm OptImm
+
+	// Pin restricts all targets to one rail of this engine. Default: all rails share them.
+	Pin OptRail
+}
+
+// Target is one write of a Scatter: Len bytes from SrcOff of Scatter.Src to the beginning of Dst.
+type Target struct {
+	Dst    RemoteSlice
+	SrcOff uint64 // from the beginning of Scatter.Src
+	Len    uint64 // bytes, at most Dst.Len; may be 0
+
+	// Imm, when set, is sent instead of Scatter.Imm, once per part.
+	Imm OptImm
+
+	// Parts is as Write.Parts.
+	Parts int
+}
+
+// MaxTargets bounds the targets of one Scatter.
+const MaxTargets = 4096
+
+// ScatterError says which targets of a Scatter failed. errors.Is and errors.As look at all of them, in order.
+type ScatterError struct {
+	Targets int           // of the Scatter
+	Failed  []TargetError // by rising index
+}
+
+// TargetError is why one target failed.
+type TargetError struct {
+	Index int
+	Peer  *Peer
+	Err   error
+}
+
+// namedTargets is how many targets the text of a ScatterError names; Failed has all.
+const namedTargets = 16
+
+func (e *ScatterError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "scatter: %d of %d targets failed", len(e.Failed), e.Targets)
+	for i := range e.Failed {
+		if i == namedTargets {
+			fmt.Fprintf(&b, "; and %d more", len(e.Failed)-i)
+			break
+		}
+		fmt.Fprintf(&b, "; %s", &e.Failed[i])
+	}
+	return b.String()
+}
+
+// Unwrap gives access to the failed targets.
+func (e *ScatterError) Unwrap() []error {
+	out := make([]error, len(e.Failed))
+	for i := range e.Failed {
+		out[i] = &e.Failed[i]
+	}
+	return out
+}
+
+func (e *TargetError) Error() string {
+	return fmt.Sprintf("target %d to %s: %v", e.Index, e.Peer, e.Err)
+}
+
+// Unwrap gives access to the sentinels.
+func (e *TargetError) Unwrap() error { return e.Err }
+
+// imm is the immediate that the target sends.
+// hot:
+func (t *Target) imm(common OptImm) OptImm {
+	if t.Imm.set {
+		return t.Imm
+	}
+	return common
+}
+
+// scatter is a Scatter under way. Scatters are pooled, by the engine or by their Template; the submitter owns one until it has
+// submitted the legs, the worker until the last of them has ended.
+type scatter struct {
+	e        *Engine
+	of       *Template // nil: the engine's
+	legs     []leg
+	region   *Region // source, held while in flight
+	left     int     // legs that have not ended
+	failed   []TargetError
+	transfer *Transfer
+	queue    *Queue
+	cookie   uint64
+}
+
+// leg is the operation of one target.
+type leg struct {
+	rail.Op
+	parent *scatter
+	sess   *session
+}
+
+// takeScatter reserves a scatter of n legs, ErrLimit when too many operations are in flight.
+// hot:
+func (e *Engine) takeScatter(n int, of *Template) (*scatter, error) {
+	if n > MaxTargets {
+		return nil, fmt.Errorf("scatter: targets: %w: %d, at most %d", ErrInvalid, n, MaxTargets)
+	}
+	if err := e.count("scatter", max(n, 1)); err != nil {
+		return nil, err
+	}
+	pool := e.scatters
+	if of != nil {
+		pool = of.idle
+	}
+	s, ok := pool.Pop()
+	if !ok {
+		s = &scatter{e: e, of: of}
+	}
+	if cap(s.legs) < n {
+		s.legs = make([]leg, n)
+		for i := range s.legs {
+			s.legs[i].parent = s
+		}
+	}
+	s.legs = s.legs[:n]
+	return s, nil
+}
+
+// drop gives a scatter back that was not submitted, or that has ended.
+// hot:
+func (s *scatter) drop() {
+	if s.region != nil {
+		s.region.uses.Add(-1)
+	}
+	e, n := s.e, len(s.legs)
+	for i := range s.legs {
+		l := &s.legs[i]
+		l.Op.Reset()
+		l.sess = nil
+	}
+	if cap(s.legs) > keepLegs && s.of == nil {
+		s.legs = nil
+	}
+	s.region, s.left, s.failed, s.transfer, s.queue = nil, 0, nil, nil, nil
+	pool := e.scatters
+	if s.of != nil {
+		pool = s.of.idle
+	}
+	pool.Push(s) // when the pool is full the collector takes it
+	e.inflight.Add(-max(int64(n), 1))
+}
+
+const (
+	idleScatters = 64  // kept by the engine, and by each template of one
+	keepLegs     = 256 // targets of the largest that the engine keeps, 300 bytes each
+)
+
+// use makes s read r until it ends.
+// hot:
+func (s *scatter) use(r *Region) error {
+	s.region = r
+	return r.use()
+}
+
+// fill checks r and fills s with it.
+// hot:
+func (s *scatter) fill(r *Scatter) error {
+	if err := s.e.checkScatter(r); err != nil {
+		return err
+	}
+	if err := s.use(r.Src.Region); err != nil {
+		return err
+	}
+	for i := range r.Targets {
+		t := &r.Targets[i]
+		if err := s.e.checkTarget(r, t); err != nil {
+			return fmt.Errorf("target %d: %w", i, err)
+		}
+		s.legs[i].Cookie = uint64(i)
+		if err := s.legs[i].set(r, t); err != nil {
+			return fmt.Errorf("target %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// checkScatter checks everything about r but its targets.
+// hot:
+func (e *Engine) checkScatter(r *Scatter) error {
+	switch {
+	case r.Src.Region == nil:
+		return fmt.Errorf("source: %w: no region", ErrInvalid)
+	case r.Src.Region.e != e:
+		return fmt.Errorf("source: %w: belongs to another engine", ErrInvalid)
+	case !within(r.Src.Off, r.Src.Len, r.Src.Region.Len()):
+		return fmt.Errorf("source: %w: [%d, +%d) is not inside the region's %d bytes", ErrInvalid, r.Src.Off, r.Src.Len, r.Src.Region.Len())
+	}
+	return e.checkPin(r.Pin)
+}
+
+// checkTarget checks one target of r.
+// hot:
+func (e *Engine) checkTarget(r *Scatter, t *Target) error {
+	switch {
+	case t.Dst.Remote == nil:
+		return fmt.Errorf("destination: %w: no remote", ErrInvalid)
+	case t.Dst.Remote.sess.e != e:
+		return fmt.Errorf("destination: %w: belongs to another engine", ErrInvalid)
+	case !within(t.Dst.Off, t.Dst.Len, t.Dst.Remote.Len()):
+		return fmt.Errorf("destination: %w: [%d, +%d) is not inside the descriptor's %d bytes", ErrInvalid, t.Dst.Off, t.Dst.Len, t.Dst.Remote.Len())
+	case t.Parts < 0 || t.Parts > MaxParts:
+		return fmt.Errorf("parts: %w: %d is not within 0 .. %d", ErrInvalid, t.Parts, MaxParts)
+	}
+	return checkSpan(t.SrcOff, t.Len, r.Src.Len, 0, t.Dst.Len)
+}
+
+// checkSpan checks n bytes at an offset of either side's slice.
+// hot:
+func checkSpan(srcOff, n, srcLen, dstOff, dstLen uint64) error {
+	if !within(srcOff, n, srcLen) {
+		return fmt.Errorf("source: %w: [%d, +%d) is not inside the slice's %d bytes", ErrInvalid, srcOff, n, srcLen)
+	}
+	if !within(dstOff, n, dstLen) {
+		return fmt.Errorf("destination: %w: [%d, +%d) is not inside the slice's %d bytes", ErrInvalid, dstOff, n, dstLen)
+	}
+	return nil
+}
+
+// set fills l with target t of r, which was checked.
+// hot:
+func (l *leg) set(r *Scatter, t *Target) (err error) {
+	imm := t.imm(r.Imm)
+	l.Kind = rail.Write
+	l.Src, l.Dst = &r.Src.Region.mr, &t.Dst.Remote.rr
+	l.SrcOff, l.DstOff, l.Len = r.Src.Off+t.SrcOff, t.Dst.Off, t.Len
+	l.HasImm, l.Imm, l.Parts = imm.set, imm.v, partsOf(imm, t.Parts)
+	l.Owner, l.sess = l, t.Dst.Remote.sess
+	l.Rail, err = l.sess.pinned(r.Pin)
+	return err
+}
+
+// submit hands the legs to the worker. On an error the scatter has been given back.
+// hot:
+func (s *scatter) submit() error {
+	var first, last *rail.Op
+	for i := range s.legs {
+		l := &s.legs[i]
+		if err := l.sess.usable(); err != nil {
+			s.fail(i, err)
+			continue
+		}
+		l.Peer = l.sess.links.Load()
+		if last == nil {
+			first = &l.Op
+		} else {
+			last.Chain = &l.Op
+		}
+		last = &l.Op
+		s.left++
+	}
+	e := s.e
+	if first == nil {
+		e.inflight.Add(1) // Close waits for us
+		s.finish()
+		e.notes.wake() // the worker, which fires the notes that it leaves, has no part in this
+		e.inflight.Add(-1)
+		return nil
+	}
+	if !e.worker.group.Submit(first) {
+		s.drop()
+		return fmt.Errorf("scatter: %w: the worker is %d operations behind", ErrLimit, rail.SubmitDepth)
+	}
+	return nil
+}
+
+// fail notes that a target has failed.
+func (s *scatter) fail(i int, err error) {
+	if s.of != nil {
+		err = staleTemplate(s.legs[i].sess, err)
+	}
+	s.failed = append(s.failed, TargetError{Index: i, Peer: s.legs[i].sess.peer, Err: err})
+}
+
+// Complete is called by the worker when nothing of the target reads local memory any more.
+// hot:
+func (l *leg) Complete(*rail.Op) {
+	s := l.parent
+	if l.Status != 0 {
+		s.fail(int(l.Cookie), statusError(l.Status, l.sess.cause()))
+	}
+	if invariants.Enabled && (l.Owner == nil || s.left <= 0) {
+		invariants.Broken("a target of a scatter completed twice")
+	}
+	if s.left--; s.left == 0 {
+		s.finish()
+	}
+}
+
+// finish ends the scatter: no leg is left.
+// hot:
+func (s *scatter) finish() {
+	var err error
+	if len(s.failed) > 0 {
+		err = s.verdict()
+	}
+	t, q, cookie := s.transfer, s.queue, s.cookie
+	s.drop()
+	if t != nil {
+		t.complete(err)
+	} else {
+		q.complete(cookie, err)
+	}
+}
+
+// verdict is the error of a scatter of which targets have failed.
+func (s *scatter) verdict() error {
+	slices.SortFunc(s.failed, func(a, b TargetError) int { return cmp.Compare(a.Index, b.Index) })
+	return &ScatterError{Targets: len(s.legs), Failed: s.failed}
+}
