@@ -33,7 +33,7 @@ func failures(t *testing.T, err error, want ...int) *hawser.ScatterError {
 	var got []int
 	for _, f := range all.Failed {
 		got = append(got, f.Index)
-		if !errors.Is(f.Err, hawser.ErrPeerDown) || f.Peer == nil {
+		if !errors.Is(f.Err, hawser.ErrPeerDown) || errors.Is(f.Err, hawser.ErrUnfenced) || f.Peer == nil { // nothing was sent
 			t.Fatalf("target %d to %v: %v", f.Index, f.Peer, f.Err)
 		}
 		if !strings.Contains(err.Error(), fmt.Sprintf("target %d to %s: ", f.Index, f.Peer)) {
