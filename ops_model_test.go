@@ -258,7 +258,7 @@ func (s *star) check() {
 			total += n
 		}
 		eventually(s, "all immediates counted", func() bool {
-			st := x.e.Stats() // orders memory, too, for the race detector
+			st := x.e.Stats()
 			return total == 0 || st.Peers[0].RxImms >= total
 		})
 		for imm, n := range x.counts {
@@ -266,10 +266,11 @@ func (s *star) check() {
 				s.Fatalf("end %d: immediate %d counted %d times, want %d", i, imm, got, n)
 			}
 		}
-		if got := x.e.Stats().Peers[0].RxImms; got != total {
+		if got := x.e.Stats().Peers[0].RxImms; got != total { // and as pair.sync: what was written is before what is read
 			s.Fatalf("end %d: %d immediates, want %d", i, got, total)
 		}
 		same(s, fmt.Sprintf("memory of end %d", i), x.dst.Bytes(), x.want)
+		x.e.Stats() // as pair.sync: what comes next is after what was read
 	}
 }
 
