@@ -8,6 +8,7 @@ import (
 
 	"github.com/hawser-project/hawser/internal/invariants"
 	"github.com/hawser-project/hawser/internal/rail"
+	"github.com/hawser-project/hawser/internal/ring"
 )
 
 // Scatter writes from one source to many targets, which may belong to different peers. It is one Transfer, which ends when all
@@ -100,6 +101,7 @@ type scatter struct {
 	e        *Engine
 	of       *Template // nil: the engine's
 	legs     []leg
+	filled   bool    // the legs hold what does not change from submit to submit
 	region   *Region // source, held while in flight
 	left     int     // legs that have not ended
 	failed   []TargetError
@@ -149,21 +151,29 @@ func (s *scatter) drop() {
 		s.region.uses.Add(-1)
 	}
 	e, n := s.e, len(s.legs)
-	for i := range s.legs {
-		l := &s.legs[i]
-		l.Op.Reset()
-		l.sess = nil
-	}
-	if cap(s.legs) > keepLegs && s.of == nil {
-		s.legs = nil
-	}
+	pool := s.rewind()
 	s.region, s.left, s.failed, s.transfer, s.queue = nil, 0, nil, nil, nil
-	pool := e.scatters
-	if s.of != nil {
-		pool = s.of.idle
-	}
 	pool.Push(s) // when the pool is full the collector takes it
 	e.inflight.Add(-max(int64(n), 1))
+}
+
+// rewind makes the legs ready for the next use, and returns the pool where that comes from.
+// hot:
+func (s *scatter) rewind() *ring.Queue[*scatter] {
+	if s.of != nil {
+		for i := range s.legs {
+			s.legs[i].Rewind()
+		}
+		return s.of.idle
+	}
+	for i := range s.legs {
+		s.legs[i].Reset()
+		s.legs[i].sess = nil
+	}
+	if cap(s.legs) > keepLegs {
+		s.legs = nil
+	}
+	return s.e.scatters
 }
 
 const (
@@ -192,10 +202,10 @@ func (s *scatter) fill(r *Scatter) error {
 		if err := s.e.checkTarget(r, t); err != nil {
 			return fmt.Errorf("target %d: %w", i, err)
 		}
-		s.legs[i].Cookie = uint64(i)
-		if err := s.legs[i].set(r, t); err != nil {
-			return fmt.Errorf("target %d: %w", i, err)
+		if err := s.legs[i].aim(i, r, t); err != nil {
+			return err
 		}
+		s.legs[i].load(r.Src.Off+t.SrcOff, t.Dst.Off, t.Len, t.imm(r.Imm), t.Parts)
 	}
 	return nil
 }
@@ -242,17 +252,23 @@ func checkSpan(srcOff, n, srcLen, dstOff, dstLen uint64) error {
 	return nil
 }
 
-// set fills l with target t of r, which was checked.
+// aim fills l, leg i, with what does not change from one submit of target t of r to the next.
 // hot:
-func (l *leg) set(r *Scatter, t *Target) (err error) {
-	imm := t.imm(r.Imm)
+func (l *leg) aim(i int, r *Scatter, t *Target) (err error) {
 	l.Kind = rail.Write
 	l.Src, l.Dst = &r.Src.Region.mr, &t.Dst.Remote.rr
-	l.SrcOff, l.DstOff, l.Len = r.Src.Off+t.SrcOff, t.Dst.Off, t.Len
-	l.HasImm, l.Imm, l.Parts = imm.set, imm.v, partsOf(imm, t.Parts)
-	l.Owner, l.sess = l, t.Dst.Remote.sess
-	l.Rail, err = l.sess.pinned(r.Pin)
-	return err
+	l.Owner, l.Cookie, l.sess = l, uint64(i), t.Dst.Remote.sess
+	if l.Rail, err = l.sess.pinned(r.Pin); err != nil {
+		return fmt.Errorf("target %d: %w", i, err)
+	}
+	return nil
+}
+
+// load fills l with the rest.
+// hot:
+func (l *leg) load(src, dst, n uint64, imm OptImm, parts int) {
+	l.SrcOff, l.DstOff, l.Len = src, dst, n
+	l.HasImm, l.Imm, l.Parts = imm.set, imm.v, partsOf(imm, parts)
 }
 
 // submit hands the legs to the worker. On an error the scatter has been given back.

@@ -234,24 +234,27 @@ func (t *Template) fillScatter(s *scatter, a *Args) error {
 	if err := s.use(r.Src.Region); err != nil {
 		return err
 	}
+	for i := 0; !s.filled && i < len(s.legs); i++ {
+		if err := s.legs[i].aim(i, r, &r.Targets[i]); err != nil {
+			return err
+		}
+	}
+	s.filled = true
 	for i := range s.legs {
 		l, g := &s.legs[i], &r.Targets[i]
-		l.Cookie = uint64(i)
-		if err := l.set(r, g); err != nil {
+		if a.Targets == nil {
+			l.load(r.Src.Off+g.SrcOff, g.Dst.Off, g.Len, g.imm(a.Imm), g.Parts)
+			continue
+		}
+		x := &a.Targets[i]
+		if err := checkSpan(x.SrcOff, x.Len, r.Src.Len, x.DstOff, g.Dst.Len); err != nil {
 			return fmt.Errorf("target %d: %w", i, err)
 		}
-		imm := g.imm(a.Imm)
-		if a.Targets != nil {
-			x := &a.Targets[i]
-			if err := checkSpan(x.SrcOff, x.Len, r.Src.Len, x.DstOff, g.Dst.Len); err != nil {
-				return fmt.Errorf("target %d: %w", i, err)
-			}
-			l.SrcOff, l.DstOff, l.Len = r.Src.Off+x.SrcOff, g.Dst.Off+x.DstOff, x.Len
-			if imm = x.Imm; !imm.set {
-				imm = a.Imm
-			}
+		imm := x.Imm
+		if !imm.set {
+			imm = a.Imm
 		}
-		l.HasImm, l.Imm, l.Parts = imm.set, imm.v, partsOf(imm, g.Parts)
+		l.load(r.Src.Off+x.SrcOff, g.Dst.Off+x.DstOff, x.Len, imm, g.Parts)
 	}
 	return nil
 }

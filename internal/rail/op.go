@@ -78,6 +78,14 @@ func (o *Op) Reset() {
 	*o = Op{SrcIdx: o.SrcIdx[:0], DstIdx: o.DstIdx[:0], Data: o.Data[:0], redo: o.redo[:0]}
 }
 
+// Rewind makes an Op that has ended, or was not submitted, ready to be submitted again as it was filled, but for Parts, which the
+// group may have chosen.
+// hot:
+func (o *Op) Rewind() {
+	o.Status, o.Chain = provider.StatusOK, nil
+	o.next, o.cursor, o.fragOff, o.frags, o.inflight = nil, 0, 0, 0, 0
+}
+
 // opList is a list of operations, oldest first.
 type opList struct{ head, tail *Op }
 
