@@ -43,8 +43,6 @@ type Op struct {
 	SrcStride, DstStride uint64
 	SrcIdx, DstIdx       []uint32
 	Parts                int    // 0 for Write: the group's choice; Pages: the number of pages
-	Rail                 int    // 0: any; else only rail Rail-1
-	ImmLast              bool   // Pages: one immediate, after all pages
 	Data                 []byte // of a Send
 	Owner                Completer
 	Cookie               uint64
@@ -83,7 +81,8 @@ func (o *Op) Reset() {
 // hot:
 func (o *Op) Rewind() {
 	o.Status, o.Chain = provider.StatusOK, nil
-	o.next, o.cursor, o.fragOff, o.frags, o.inflight = nil, 0, 0, 0, 0
+	o.next, o.listed, o.cursor, o.begun, o.redo, o.frags, o.inflight = nil, false, 0, false, o.redo[:0], 0, 0
+	o.only, o.strict = nil, false
 }
 
 // opList is a list of operations, oldest first.
