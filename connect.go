@@ -380,7 +380,7 @@ func (e *Engine) heart() {
 		}
 		sessions = e.sessions(sessions[:0])
 		if len(sessions) > 0 {
-			e.worker.group.Call(func(g *rail.Group) { g.Tick(int(limit)) })
+			e.worker.group.Tick()
 		}
 		for _, s := range sessions {
 			switch s.state.Load() {

@@ -46,6 +46,7 @@ func (e *Engine) openRails(ctx context.Context) error {
 	if w.group, err = rail.New(domains, w, w.wake); err != nil {
 		return errors.Join(err, parker.Close()) // the group has closed the domains
 	}
+	w.group.StallTicks = int(e.opts.PeerTimeout / heartTick)
 	e.worker = w
 	go w.run()
 	return nil

@@ -525,7 +525,7 @@ func (s story) run(loud bool) (w *adversaryWorld, wrong string) {
 			continue
 		}
 		for _, h := range w.hosts_ {
-			h.g.Tick(0)
+			h.g.tickAll()
 		}
 	}
 	if w.wrong == "" {

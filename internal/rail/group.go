@@ -52,6 +52,10 @@ const (
 
 // Group is the rails of one device. Owned by its worker; Submit, Call and Release may be called by anyone.
 type Group struct {
+	// StallTicks is for how many ticks a link may make no progress with writes while the peer is alive otherwise; 0 is for ever. Set
+	// before the first Step.
+	StallTicks int
+
 	sink  Sink
 	rails []*railState
 	subs  *ring.Queue[*Op]
@@ -60,6 +64,7 @@ type Group struct {
 	first, last *Peer // peers with queued operations, in turn order
 	live        []*Peer
 	due         []*link // settled in this Step
+	ticked      atomic.Bool
 	ticks       uint64
 	without     guard // taken away by tests
 
@@ -190,6 +195,10 @@ func (g *Group) Step() int {
 	if g.called.Load() {
 		n += g.runCalls()
 	}
+	if g.ticked.Load() {
+		g.ticked.Store(false)
+		g.tickAll()
+	}
 	for !g.released.Empty() {
 		m, ok := g.released.Pop()
 		if !ok {
@@ -224,7 +233,7 @@ func (g *Group) Step() int {
 
 // Arm prepares for sleep; true means that there is work and the worker must not sleep.
 func (g *Group) Arm() bool {
-	if g.called.Load() || !g.subs.Empty() || !g.released.Empty() {
+	if g.called.Load() || g.ticked.Load() || !g.subs.Empty() || !g.released.Empty() {
 		return true
 	}
 	for _, r := range g.rails {

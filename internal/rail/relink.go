@@ -51,9 +51,13 @@ func (g *Group) forget(p *Peer) {
 }
 
 // Tick is the clock of everything that has to do with links: stalls, new attempts, proofs. The sink calls it TicksPerSecond times a
-// second while there are sessions; no guarantee depends on it. stallTicks is how long a link may make no progress with writes while
-// the peer is alive otherwise; 0 is for ever.
-func (g *Group) Tick(stallTicks int) {
+// second while there are sessions, from any goroutine; no guarantee depends on it.
+func (g *Group) Tick() {
+	g.ticked.Store(true)
+	g.wake()
+}
+
+func (g *Group) tickAll() {
 	g.ticks++
 	for _, p := range g.live {
 		asking := p.asking
@@ -68,12 +72,12 @@ func (g *Group) Tick(stallTicks int) {
 			g.queue(p) // what waits for keys asks again
 		}
 		for _, l := range p.links {
-			g.tick(l, stallTicks)
+			g.tick(l)
 		}
 	}
 }
 
-func (g *Group) tick(l *link, stallTicks int) {
+func (g *Group) tick(l *link) {
 	age := g.ticks - l.since
 	switch l.state {
 	case ready:
@@ -82,7 +86,7 @@ func (g *Group) tick(l *link, stallTicks int) {
 		}
 		if l.landed != l.seen || l.outstanding == l.sends {
 			l.seen, l.stalled = l.landed, 0
-		} else if l.stalled++; stallTicks > 0 && l.stalled > stallTicks {
+		} else if l.stalled++; g.StallTicks > 0 && l.stalled > g.StallTicks {
 			g.lose(l, "no progress")
 		}
 	case offered, probing:
