@@ -145,7 +145,10 @@ func (g *Group) placePiece(p *Peer, op *Op) bool {
 		return false
 	}
 	r := l.rail
-	n := min(pc.n, r.caps.MaxMsg)
+	n := pc.n
+	if op.Kind != Send { // a message has a limit of its own
+		n = min(n, r.caps.MaxMsg)
+	}
 	whole := n == pc.n
 	imm := pc.imm && whole
 	if imm && (op.frags > 0 || op.strict && op.inflight > 0) && g.without&guardLast == 0 {
