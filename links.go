@@ -66,7 +66,7 @@ func (s *session) tryPath(ctx context.Context, c *control, way plan, tried []str
 	}
 	own := s.connect(rp, reply.Links, false)
 	if own != "" {
-		s.e.worker.group.Call(func(g *rail.Group) { g.Disconnect(rp) }) // so that the other side does not wait for its links
+		s.giveUp(rp) // so that the other side does not wait for its links
 	}
 	var done wire.LinksDone
 	if _, err := c.read(wire.TypeLinksDone, &done); err != nil {
@@ -76,6 +76,16 @@ func (s *session) tryPath(ctx context.Context, c *control, way plan, tried []str
 		return cmp.Or(own, done.Fault), nil
 	}
 	return s.waitLinks(ctx)
+}
+
+// giveUp closes the links of a path that does not come up. The session keeps none of them: what was given up cannot be fenced, and
+// need not be, because nothing was granted over it. A session that has failed is fencing them already.
+func (s *session) giveUp(rp *rail.Peer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.why == nil && s.links.CompareAndSwap(rp, &rail.Peer{Tag: s}) {
+		s.e.worker.group.Call(func(g *rail.Group) { g.Disconnect(rp) })
+	}
 }
 
 // followLinks is the dialer's part.
