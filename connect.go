@@ -387,6 +387,8 @@ func (e *Engine) heart() {
 			case stateUp:
 				if silent := s.silent.Add(1); silent > limit {
 					s.fail(ErrPeerDown, fmt.Errorf("silent for %v", time.Duration(silent-1)*heartTick))
+				} else if s.bulk.beat() {
+					s.fail(ErrPeerDown, fmt.Errorf("offered a bulk message and sent nothing of it for %v", bulkStall))
 				} else if n%int(beatInterval/heartTick) == 0 {
 					s.tell(wire.TypeBeat, nil)
 				}

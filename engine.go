@@ -47,6 +47,7 @@ type Engine struct {
 	scatters *ring.Queue[*scatter]
 	inflight atomic.Int64  // operations from takeOp to dropOp
 	serial   atomic.Uint64 // of the descriptor that was issued last
+	bulks    atomic.Int64  // calls of SendBulk
 	closing  atomic.Bool
 	done     chan struct{}  // closed when nothing moves any more: ends all waits
 	wg       sync.WaitGroup // listeners, handshakes, sessions, heart
@@ -170,11 +171,11 @@ func (e *Engine) hangUp() []*Peer {
 	return slices.Collect(maps.Values(e.peers))
 }
 
-// drain waits until no operation is in flight.
+// drain waits until no operation and no bulk message is in flight.
 func (e *Engine) drain(ctx context.Context) {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	for e.inflight.Load() > 0 {
+	for e.inflight.Load() > 0 || e.bulks.Load() > 0 {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

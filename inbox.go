@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/internal/ring"
@@ -22,7 +23,9 @@ type inbox struct {
 	note
 	notes *dispatcher
 	q     *ring.Queue[inboxEntry]
-	ready chan struct{} // capacity 1: q may not be empty
+	ready chan struct{} // capacity 1: q or bulks may not be empty
+	bulks *bulkStore
+	turn  atomic.Uint32 // bulk messages and others take turns
 
 	mu     sync.RWMutex // readers of buffers hold it, so that close waits for them
 	closed bool         // guarded by mu
@@ -36,6 +39,7 @@ type inboxEntry struct {
 func newInbox(notes *dispatcher, depth int) *inbox {
 	b := &inbox{notes: notes, q: ring.NewQueue[inboxEntry](depth), ready: make(chan struct{}, 1)}
 	b.target = b
+	b.bulks = newBulkStore(b.ready)
 	return b
 }
 
@@ -56,15 +60,25 @@ func (b *inbox) take(g *rail.Group) (Message, bool) {
 	if b.closed {
 		return Message{}, false
 	}
+	m, ok := b.takeTurn(g)
+	if !b.q.Empty() || !b.bulks.empty() {
+		signal(b.ready) // for the next receiver
+	}
+	return m, ok
+}
+
+func (b *inbox) takeTurn(g *rail.Group) (Message, bool) {
+	if b.turn.Add(1)%2 == 0 {
+		if m, ok := b.bulks.take(); ok {
+			return m, true
+		}
+	}
 	en, ok := b.q.Pop()
 	if !ok {
-		return Message{}, false
+		return b.bulks.take()
 	}
 	m := Message{From: en.peer, Data: append([]byte(nil), en.msg.Data...)}
 	g.Release(en.msg)
-	if !b.q.Empty() {
-		signal(b.ready) // for the next receiver
-	}
 	return m, true
 }
 

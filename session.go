@@ -43,7 +43,8 @@ type session struct {
 	linked    atomic.Bool               // our side of all links is up, which is enough to answer a peer that was quicker than our handshake
 	prev      atomic.Pointer[session]   // the session before, while it is not over; cleared by follow
 	silent    atomic.Int32              // heart ticks since the peer was heard
-	over      atomic.Bool               // proved, and everything about the session has been told
+	bulk      bulk
+	over      atomic.Bool // proved, and everything about the session has been told
 
 	inService    atomic.Int32  // links that carry operations
 	alone        atomic.Int32  // heart ticks without one
@@ -77,6 +78,7 @@ func (e *Engine) newSession(p *Peer, conn net.Conn, dialer bool) *session {
 		wake: make(chan struct{}), asked: map[uint64]func([]byte) error{}, posted: make(chan struct{}, 1),
 	}
 	s.target = s
+	s.bulk.init()
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.links.Store(&rail.Peer{Tag: s, Allowed: e.allowed()})
 	return s
@@ -157,6 +159,7 @@ func (s *session) fire() {
 	tear, over, wasUp := s.fireState()
 	if tear {
 		s.cancel()
+		s.bulk.end(s)
 		_ = s.conn.SetReadDeadline(time.Now()) // nobody stays in a call on the connection
 		_ = s.conn.SetWriteDeadline(time.Now().Add(flushTime))
 	}
@@ -328,16 +331,21 @@ func (s *session) write() {
 }
 
 // nextFrame is what to write next, nil when the session has ended and nothing is queued. What is queued goes before questions: the
-// first of it is Up, without which the peer expects no question.
+// first of it is Up, without which the peer expects no question. Bulk gives way to both.
 func (s *session) nextFrame() []byte {
-	select {
-	case f := <-s.out:
-		return f
-	default:
-	}
 	for {
+		select {
+		case f := <-s.out:
+			return f
+		default:
+		}
 		if f := s.nextPost(); f != nil {
 			return f
+		}
+		select {
+		case f := <-s.questions:
+			return f
+		default:
 		}
 		select {
 		case f := <-s.out:
@@ -346,15 +354,19 @@ func (s *session) nextFrame() []byte {
 			return f
 		case <-s.posted:
 			continue
+		case <-s.bulk.ready:
+			if f := s.bulk.next(); f != nil {
+				return f
+			}
+			continue
 		case <-s.ctx.Done():
 		}
-		break
-	}
-	select {
-	case f := <-s.out:
-		return f
-	default:
-		return nil
+		select {
+		case f := <-s.out:
+			return f
+		default:
+			return nil
+		}
 	}
 }
 
@@ -371,6 +383,9 @@ func (s *session) read() {
 			return
 		}
 		s.silent.Store(0)
+		if cap(f.Payload) > cap(buf) {
+			buf = f.Payload // at most wire.MaxPayload, and nobody keeps a part of it
+		}
 		if err := s.handle(f); err != nil {
 			s.fail(ErrPeerDown, err)
 			return
@@ -398,6 +413,8 @@ func (s *session) handle(f wire.Frame) error {
 		return s.answer(f)
 	case wire.TypeLink:
 		return s.heard(f)
+	case wire.TypeBulkOffer, wire.TypeBulkChunk, wire.TypeBulkAck, wire.TypeBulkCancel:
+		return s.bulk.handle(s, f)
 	default:
 		if f.Flags&wire.FlagOptional == 0 {
 			return fmt.Errorf("control message of unknown type %d", f.Type)

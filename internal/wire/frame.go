@@ -22,11 +22,18 @@ type Frame struct {
 
 // AppendFrame encodes a message with its header. m may be nil.
 func AppendFrame(b []byte, t Type, request uint64, m Message) []byte {
+	var payload []byte
+	if m != nil {
+		payload = Append(nil, m)
+	}
+	return AppendRaw(b, t, request, payload)
+}
+
+// AppendRaw is AppendFrame for a payload that is no Message.
+func AppendRaw(b []byte, t Type, request uint64, payload []byte) []byte {
 	start := len(b)
 	b = append(b, make([]byte, HeaderLen)...)
-	if m != nil {
-		b = Append(b, m)
-	}
+	b = append(b, payload...)
 	h := b[start:]
 	binary.LittleEndian.PutUint32(h, uint32(len(h)-HeaderLen))
 	binary.LittleEndian.PutUint16(h[4:], uint16(t))

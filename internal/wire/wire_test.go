@@ -24,6 +24,8 @@ func samples() []Message {
 		&Resolve{Descriptor: Descriptor{Owner: ID{1}, Region: 2, Gen: 3, Off: 4, Len: 5, Rights: 1, MAC: [16]byte{6}, Addr: "a"}},
 		&Resolved{Fault: FaultStale, Text: "t", Keys: []Key{{ID: 1, Base: 2}}},
 		&Bye{Reason: "done"},
+		&BulkOffer{Len: 7},
+		&BulkAck{Received: 5},
 		&Addr{ID: ID{9}, Host: "h", Unix: "u", Listen: []string{"127.0.0.1:1", "[::1]:2"}},
 	}
 }
