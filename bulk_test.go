@@ -207,49 +207,52 @@ func TestHostileBulkSenders(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		play func(x *puppet)
-		kept bool // the session
+		why  string // the session ends; empty: it does not
 	}{
-		"too long": {func(x *puppet) { offer(x, 1, wire.MaxBulk+1) }, false},
-		"huge":     {func(x *puppet) { offer(x, 1, 1<<63) }, false},
-		"twice":    {func(x *puppet) { offer(x, 1, 1); offer(x, 1, 1) }, false},
+		"too long": {func(x *puppet) { offer(x, 1, wire.MaxBulk+1) }, "67108865 bytes"},
+		"huge":     {func(x *puppet) { offer(x, 1, 1<<63) }, "9223372036854775808 bytes"},
+		"twice":    {func(x *puppet) { offer(x, 1, 1); offer(x, 1, 1) }, "offered twice"},
 		"too many": {func(x *puppet) {
 			for i := range uint64(wire.MaxBulks + 1) {
 				offer(x, i, wire.MaxBulk)
 			}
-		}, false},
-		"never offered":     {func(x *puppet) { chunk(x, 7, 1) }, false},
-		"not yet accepted":  {func(x *puppet) { offer(x, 1, wire.MaxBulk); acked(x, 0); offer(x, 2, 5); chunk(x, 2, 5) }, false},
-		"more than offered": {func(x *puppet) { offer(x, 1, 5); acked(x, 0); chunk(x, 1, 6) }, false},
-		"empty chunk":       {func(x *puppet) { offer(x, 1, 5); acked(x, 0); chunk(x, 1, 0) }, false},
-		"long chunk":        {func(x *puppet) { offer(x, 1, wire.MaxBulk); acked(x, 0); chunk(x, 1, wire.BulkChunk+1) }, false},
-		"after its end":     {func(x *puppet) { offer(x, 1, 1); acked(x, 0); chunk(x, 1, 1); acked(x, 1); chunk(x, 1, 1) }, false},
-		"after cancel":      {func(x *puppet) { offer(x, 1, 5); acked(x, 0); x.send(wire.TypeBulkCancel, 1, nil); chunk(x, 1, 1) }, false},
-		"offer cut short":   {func(x *puppet) { x.send(wire.TypeBulkOffer, 1, nil) }, false},
-		"ack of nothing":    {func(x *puppet) { x.send(wire.TypeBulkAck, 9, &wire.BulkAck{Received: 1}) }, true},
-		"cancel of nothing": {func(x *puppet) { x.send(wire.TypeBulkCancel, 9, nil) }, true},
+		}, "more than 4"},
+		"never offered":     {func(x *puppet) { chunk(x, 7, 1) }, "not accepted"},
+		"not yet accepted":  {func(x *puppet) { offer(x, 1, wire.MaxBulk); acked(x, 0); offer(x, 2, 5); chunk(x, 2, 5) }, "not accepted"},
+		"more than offered": {func(x *puppet) { offer(x, 1, 5); acked(x, 0); chunk(x, 1, 6) }, "more than the 5 bytes"},
+		"empty chunk":       {func(x *puppet) { offer(x, 1, 5); acked(x, 0); chunk(x, 1, 0) }, "0 bytes"},
+		"long chunk":        {func(x *puppet) { offer(x, 1, wire.MaxBulk); acked(x, 0); chunk(x, 1, wire.BulkChunk+1) }, "65537 bytes"},
+		"after its end":     {func(x *puppet) { offer(x, 1, 1); acked(x, 0); chunk(x, 1, 1); acked(x, 1); chunk(x, 1, 1) }, "not accepted"},
+		"after cancel":      {func(x *puppet) { offer(x, 1, 5); acked(x, 0); x.send(wire.TypeBulkCancel, 1, nil); chunk(x, 1, 1) }, "not accepted"},
+		"offer cut short":   {func(x *puppet) { x.send(wire.TypeBulkOffer, 1, nil) }, "malformed"},
+		"ack of nothing":    {func(x *puppet) { x.send(wire.TypeBulkAck, 9, &wire.BulkAck{Received: 1}) }, ""},
+		"cancel of nothing": {func(x *puppet) { x.send(wire.TypeBulkCancel, 9, nil) }, ""},
 		"cancel after its end": {func(x *puppet) {
 			offer(x, 1, 1)
 			acked(x, 0)
 			chunk(x, 1, 1)
 			acked(x, 1)
 			x.send(wire.TypeBulkCancel, 1, nil)
-		}, true},
-		"offer after each stop": {func(x *puppet) {
+		}, ""},
+		"offer after each cancel": {func(x *puppet) {
 			for i := range uint64(100) {
 				offer(x, i, wire.MaxBulk)
 				acked(x, 0)
 				chunk(x, i, 1)
 				x.send(wire.TypeBulkCancel, i, nil)
 			}
-		}, true},
+		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x, e := simPuppet(t, nil)
 			x.up(e)
 			tc.play(x)
-			if !tc.kept {
+			if tc.why != "" {
 				x.closed()
 				eventually(t, "the session has ended", func() bool { return !e.Stats().Peers[0].Up })
+				if why := e.Stats().Peers[0].Down; !strings.Contains(why.Error(), tc.why) {
+					t.Fatalf("%v, want %q", why, tc.why)
+				}
 				return
 			}
 			offer(x, 1000, 3)
