@@ -164,28 +164,36 @@ type dial struct {
 // Connect connects to the engine at addr: what its Addr returned, or host:port of its control listener. It returns at once when
 // the peer is up. Callers that want the same peer share one attempt.
 func (e *Engine) Connect(ctx context.Context, addr string) (*Peer, error) {
-	var id ID
+	to := target{addr: addr}
 	if wire.IsAddr(addr) {
 		a, err := wire.ParseAddr(addr)
 		if err != nil {
 			return nil, fmt.Errorf("connect: %w: %w", ErrInvalid, err)
 		}
-		id = a.ID
+		to.id = a.ID
 	} else if _, _, err := net.SplitHostPort(addr); err != nil {
 		return nil, fmt.Errorf("connect %q: %w: neither an engine's address nor host:port: %w", addr, ErrInvalid, err)
 	}
-	p, err := e.connect(ctx, id, addr)
+	p, err := e.connect(ctx, to)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
 	return p, nil
 }
 
-func (e *Engine) connect(ctx context.Context, id ID, addr string) (*Peer, error) {
+// target is whom to dial.
+type target struct {
+	id    ID     // zero when only the address is known
+	addr  string // printable Addr, or host:port
+	again bool   // it was there before: find out who is there now
+}
+
+func (e *Engine) connect(ctx context.Context, to target) (*Peer, error) {
+	id := to.id
 	if id == e.id {
 		return nil, fmt.Errorf("%w: that is this engine itself", ErrInvalid)
 	}
-	key := addr
+	key := to.addr
 	if id != (ID{}) {
 		key = string(id[:])
 		if p := e.known(id); p != nil {
@@ -207,7 +215,7 @@ func (e *Engine) connect(ctx context.Context, id ID, addr string) (*Peer, error)
 		d = &dial{id: id, done: make(chan struct{})}
 		e.dials[key] = d
 		e.wg.Go(func() {
-			d.peer, d.err = e.dialPeer(id, addr)
+			d.peer, d.err = e.dialPeer(to)
 			e.mu.Lock()
 			delete(e.dials, key)
 			e.mu.Unlock()
@@ -231,12 +239,12 @@ func (e *Engine) dialing(id ID) bool {
 }
 
 // dialPeer makes one attempt, however many endpoints that takes.
-func (e *Engine) dialPeer(id ID, addr string) (*Peer, error) {
+func (e *Engine) dialPeer(to target) (*Peer, error) {
 	ctx, cancel := context.WithTimeout(e.ctx, handshakeTime)
 	defer cancel()
-	ends := []endpoint{{"tcp", addr}}
-	if wire.IsAddr(addr) {
-		a, err := wire.ParseAddr(addr)
+	ends := []endpoint{{"tcp", to.addr}}
+	if wire.IsAddr(to.addr) {
+		a, err := wire.ParseAddr(to.addr)
 		if err != nil {
 			return nil, err
 		}
@@ -244,7 +252,7 @@ func (e *Engine) dialPeer(id ID, addr string) (*Peer, error) {
 	}
 	var errs []error
 	for _, end := range ends {
-		p, err := e.dialEndpoint(ctx, end, id)
+		p, err := e.dialEndpoint(ctx, end, to)
 		if err == nil {
 			return p, nil
 		}
@@ -276,15 +284,15 @@ func endpoints(a *wire.Addr) []endpoint {
 }
 
 // dialEndpoint dials until this or another connection of the same pair is up, or the other side says no.
-func (e *Engine) dialEndpoint(ctx context.Context, end endpoint, id ID) (*Peer, error) {
+func (e *Engine) dialEndpoint(ctx context.Context, end endpoint, to target) (*Peer, error) {
 	for {
-		p, err := e.dialOnce(ctx, end, id)
+		p, err := e.dialOnce(ctx, end, to)
 		var r *refusal
 		if err == nil || !errors.As(err, &r) || r.code != wire.RefuseDuplicate {
 			return p, err
 		}
-		if p == nil && id != (ID{}) {
-			p = e.peer(id)
+		if p == nil && to.id != (ID{}) {
+			p = e.peer(to.id)
 		}
 		if p.await(ctx) {
 			return p, nil
@@ -296,7 +304,7 @@ func (e *Engine) dialEndpoint(ctx context.Context, end endpoint, id ID) (*Peer, 
 }
 
 // dialOnce makes one connection. It returns the peer as soon as it is known, also with an error.
-func (e *Engine) dialOnce(ctx context.Context, end endpoint, id ID) (*Peer, error) {
+func (e *Engine) dialOnce(ctx context.Context, end endpoint, to target) (*Peer, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, end.network, end.addr)
 	if err != nil {
@@ -310,7 +318,7 @@ func (e *Engine) dialOnce(ctx context.Context, end endpoint, id ID) (*Peer, erro
 	_ = conn.SetDeadline(deadline)
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
 	defer stop()
-	p, err := e.greet(ctx, conn, id)
+	p, err := e.greet(ctx, conn, to)
 	if err != nil {
 		_ = conn.Close()
 	}

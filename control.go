@@ -106,13 +106,16 @@ func (e *Engine) mac(who string, parts ...[]byte) (sum [32]byte) {
 	return sum
 }
 
-// greet runs the dialer's side on a fresh connection. want may be zero. It returns the peer as soon as it is known, also with an
+// greet runs the dialer's side on a fresh connection. It returns the peer as soon as it is known, also with an
 // error; without one the peer is up.
-func (e *Engine) greet(ctx context.Context, conn net.Conn, want ID) (*Peer, error) {
+func (e *Engine) greet(ctx context.Context, conn net.Conn, to target) (*Peer, error) {
 	c := &control{conn: conn}
 	hello := &wire.Hello{
-		Magic: wire.Magic, Min: wire.MinVersion, Max: wire.MaxVersion, ID: e.id, Want: want,
+		Magic: wire.Magic, Min: wire.MinVersion, Max: wire.MaxVersion, ID: e.id,
 		Name: e.opts.Name, Rails: e.wireRails(), Keyed: e.keyed(), Require: e.opts.Require,
+	}
+	if !to.again { // else it says who it is, and proves it, before we refuse
+		hello.Want = to.id
 	}
 	_, _ = rand.Read(hello.Nonce[:])
 	helloBytes, err := c.write(wire.TypeHello, hello)
@@ -137,14 +140,15 @@ func (e *Engine) greet(ctx context.Context, conn net.Conn, want ID) (*Peer, erro
 		return nil, refuse(wire.RefuseVersion, "it chose protocol version %d, this side speaks %d to %d", w.Version, wire.MinVersion, wire.MaxVersion)
 	case ID(w.ID) == e.id:
 		return nil, refuse(wire.RefuseIdentity, "an engine cannot connect to itself")
-	case want != (ID{}) && ID(w.ID) != want:
-		return nil, refuse(wire.RefuseIdentity, "identity %s answers there, wanted %s: it has restarted, or the address is of another engine", ID(w.ID), want)
+	case to.id != (ID{}) && ID(w.ID) != to.id:
+		return nil, e.another(to, &w)
 	}
 	p := e.peer(ID(w.ID))
 	s, err := p.claim(conn, true, nil)
 	if err != nil {
 		return p, err
 	}
+	s.addr = to.addr
 	auth := &wire.Auth{MAC: e.mac("auth", helloBytes, welcomeBytes)}
 	if _, err := c.write(wire.TypeAuth, auth); err != nil {
 		return p, s.abandon(err)

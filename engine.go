@@ -66,6 +66,7 @@ type Engine struct {
 	peers      map[ID]*Peer
 	fenced     map[ID]uint64 // serial of the last descriptor that was issued when the peer was fenced; see staleSerial
 	dials      map[string]*dial
+	redials    chan struct{} // places of those that dial to bring a peer back
 	observers  map[int]func(PeerEvent)
 	nextObs    int
 	closed     bool
@@ -81,7 +82,8 @@ func Open(ctx context.Context, o Options) (*Engine, error) {
 	}
 	e := &Engine{
 		opts: o, imms: imm.NewTable(), ops: ring.NewQueue[*op](poolSize), scatters: ring.NewQueue[*scatter](idleScatters), done: make(chan struct{}),
-		regions: map[uint64]*Region{}, peers: map[ID]*Peer{}, fenced: map[ID]uint64{}, dials: map[string]*dial{}, observers: map[int]func(PeerEvent){},
+		regions: map[uint64]*Region{}, peers: map[ID]*Peer{}, fenced: map[ID]uint64{}, dials: map[string]*dial{},
+		redials: make(chan struct{}, maxRedials), observers: map[int]func(PeerEvent){},
 	}
 	_, _ = rand.Read(e.id[:]) // never fails (crypto/rand)
 	_, _ = rand.Read(e.secret[:])

@@ -51,6 +51,11 @@ type Options struct {
 	ImmBase uint32
 	ImmBits int
 
+	// ReconnectTime is for how long the side that dialed tries to bring a peer back whose session was lost, with pauses that
+	// grow from 50 ms to 5 s. A peer that was fenced, has left, or broke the protocol is not brought back, and neither are remotes: they
+	// are imported again. Default 1 minute; negative: never.
+	ReconnectTime time.Duration
+
 	// Log receives one line for each connection, path and failure. Default: nothing is logged.
 	Log *slog.Logger
 }
@@ -80,6 +85,9 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.PeerTimeout == 0 {
 		o.PeerTimeout = defaultPeerTimeout
+	}
+	if o.ReconnectTime == 0 {
+		o.ReconnectTime = defaultReconnectTime
 	}
 	if o.PeerTimeout < minPeerTimeout {
 		errs = append(errs, fmt.Errorf("peer timeout %v: %w: at least %v", o.PeerTimeout, ErrInvalid, minPeerTimeout))

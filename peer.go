@@ -18,9 +18,12 @@ type Peer struct {
 
 	cur atomic.Pointer[session] // the latest session, whatever its state; set under mu
 
-	mu      sync.Mutex
-	name    string        // guarded by mu
-	changed chan struct{} // closed and replaced when the state of cur changes; guarded by mu
+	mu     sync.Mutex
+	name   string // guarded by mu
+	redial redial // guarded by mu
+	// unwanted is the session after which the peer is not to be brought back, because it was fenced; guarded by mu.
+	unwanted *session
+	changed  chan struct{} // closed and replaced when the state of cur changes; guarded by mu
 }
 
 // peer returns the peer with an identity.
@@ -148,17 +151,21 @@ const (
 	PeerDown
 	// PeerFenced: nothing that the peer started in that session can land any more, and counts from it are final.
 	PeerFenced
+	// PeerReplaced: while the engine tried to bring a lost peer back, another engine of the same Name answered at its address: the
+	// process has restarted. It is another peer; connect to it.
+	PeerReplaced
 )
 
 func (k PeerEventKind) String() string {
-	return [...]string{"unknown", "up", "down", "fenced"}[min(k, PeerFenced)]
+	return [...]string{"unknown", "up", "down", "fenced", "replaced"}[k%(PeerReplaced+1)]
 }
 
 // PeerEvent tells about a peer.
 type PeerEvent struct {
-	Peer  *Peer
-	Kind  PeerEventKind
-	Cause error // of PeerDown
+	Peer      *Peer
+	Kind      PeerEventKind
+	Cause     error // of PeerDown and PeerReplaced
+	Successor ID    // of PeerReplaced: who answers now
 }
 
 // OnPeer calls f for every event from now on, one at a time, on a goroutine of the engine. A slow f delays other callbacks and
@@ -195,7 +202,9 @@ func (e *Engine) Fence(ctx context.Context, p *Peer) error {
 	e.mu.Lock()
 	e.fenced[p.id] = e.serial.Load()
 	e.mu.Unlock()
+	p.leaveDown()
 	for s := p.cur.Load(); s != nil; s = s.prev.Load() { // a session that comes later finds those descriptors stale
+		s.bye("fenced by the other side") // so that it does not come back by itself
 		s.fail(ErrPeerDown, errFenced)
 		if err := s.waitFenced(ctx); err != nil {
 			return fmt.Errorf("fence %s: %w", p, err)

@@ -29,7 +29,7 @@ func (e *Engine) Import(ctx context.Context, d Descriptor) (*Remote, error) {
 	if d.Owner() == (ID{}) {
 		return nil, fmt.Errorf("import: %w: an empty descriptor", ErrInvalid)
 	}
-	p, err := e.connect(ctx, d.d.Owner, d.d.Addr)
+	p, err := e.connect(ctx, target{id: d.d.Owner, addr: d.d.Addr})
 	if err != nil {
 		return nil, fmt.Errorf("import: %w", err)
 	}

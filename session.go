@@ -32,7 +32,8 @@ type session struct {
 	e         *Engine
 	peer      *Peer
 	conn      net.Conn
-	dialer    bool // we dialed
+	dialer    bool   // we dialed
+	addr      string // what we dialed; set before the session is up
 	state     atomic.Uint32
 	ctx       context.Context // ends with the session
 	cancel    context.CancelFunc
@@ -58,9 +59,10 @@ type session struct {
 	fault        string   // why one failed
 	why          error    // of stateDown
 	wasUp        bool
-	torn         bool // fire has seen stateDown
-	fencing      bool // an attempt to fence the links is under way
-	proved       bool // nothing that came over the links can land any more
+	upAt         time.Time // guarded as wasUp
+	torn         bool      // fire has seen stateDown
+	fencing      bool      // an attempt to fence the links is under way
+	proved       bool      // nothing that came over the links can land any more
 	wake         chan struct{}
 	asked        map[uint64]func(payload []byte) error // what to do with the answers to our questions, by request number
 	nextAsk      uint64
@@ -70,6 +72,7 @@ var (
 	errFenced  = errors.New("fenced by this side")
 	errClosing = errors.New("this engine is closing")
 	errBye     = errors.New("peer left")
+	errBroken  = errors.New("peer broke the protocol")
 )
 
 func (e *Engine) newSession(p *Peer, conn net.Conn, dialer bool) *session {
@@ -174,6 +177,9 @@ func (s *session) fire() {
 	if over {
 		s.over.Store(true)
 	}
+	if tear && wasUp {
+		s.e.lost(s)
+	}
 	s.mu.Lock()
 	close(s.wake)
 	s.wake = make(chan struct{})
@@ -216,7 +222,7 @@ func (s *session) rise() error {
 		return fmt.Errorf("%w: its %s connection ended during the handshake: %s", ErrPeerDown, s.path, s.fault)
 	}
 	s.state.Store(stateUp)
-	s.wasUp = true
+	s.wasUp, s.upAt = true, time.Now()
 	s.e.emit(PeerEvent{Peer: s.peer, Kind: PeerUp})
 	return nil
 }
@@ -387,6 +393,10 @@ func (s *session) read() {
 			buf = f.Payload // at most wire.MaxPayload, and nobody keeps a part of it
 		}
 		if err := s.handle(f); err != nil {
+			if !errors.Is(err, errBye) {
+				s.bye(err.Error()) // so that it knows why, and does not come back with the same
+				err = fmt.Errorf("%w: %w", errBroken, err)
+			}
 			s.fail(ErrPeerDown, err)
 			return
 		}

@@ -41,6 +41,11 @@ type PeerStats struct {
 	Links  int
 	Down   error // why it is down
 
+	Reconnecting   bool   // a lost session is being set up again
+	ReconnectTries int    // dials for that, since a session last lasted
+	ReconnectErr   error  // of the last one, or why it was given up
+	Reconnects     uint64 // how often the peer came back by itself
+
 	TxBytes, TxWrites              uint64 // writes and messages that have ended; bytes of those without error
 	RxImms, RxImmBytes, RxMessages uint64
 	RxStale                        uint64 // immediates that were stale, in all sessions
@@ -70,6 +75,7 @@ func (e *Engine) Stats() Stats {
 			ID: s.peer.id, Name: s.peer.Name(), Up: s.state.Load() == stateUp, Down: s.cause(),
 			TxBytes: c.TxBytes, TxWrites: c.TxWrites, RxImms: c.RxImms, RxImmBytes: c.RxImmBytes, RxMessages: c.RxMessages, RxStale: s.peer.source.Stale(),
 		}
+		s.peer.redialStats(&ps)
 		if s.state.Load() != stateSetup {
 			s.mu.Lock()
 			ps.Path, ps.Reason, ps.Links = s.path, s.reason, s.want
