@@ -318,6 +318,14 @@ func (e *Engine) dialOnce(ctx context.Context, end endpoint, to target) (*Peer, 
 	_ = conn.SetDeadline(deadline)
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
 	defer stop()
+	if e.opts.TLS != nil && end.network == "tcp" {
+		secure, err := e.opts.TLS.secureDial(ctx, conn)
+		if err != nil {
+			_ = conn.Close()
+			return nil, err
+		}
+		conn = secure
+	}
 	p, err := e.greet(ctx, conn, to)
 	if err != nil {
 		_ = conn.Close()

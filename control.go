@@ -174,7 +174,10 @@ func (e *Engine) keyed() uint8 {
 
 // serve runs the answerer's side on an accepted connection.
 func (e *Engine) serve(conn net.Conn) {
-	err := e.answer(conn)
+	conn, err := e.admit(conn)
+	if err == nil {
+		err = e.answer(conn)
+	}
 	if err == nil {
 		return // the session owns the connection
 	}
@@ -190,11 +193,23 @@ func (e *Engine) serve(conn net.Conn) {
 	}
 }
 
+// admit makes an accepted connection secure, if it is to be. The connection is not nil, also with an error.
+func (e *Engine) admit(conn net.Conn) (net.Conn, error) {
+	e.limit(conn, helloTime)
+	if _, ok := conn.(*net.TCPConn); !ok || e.opts.TLS == nil {
+		return conn, nil
+	}
+	return e.opts.TLS.secureAccept(e.ctx, conn)
+}
+
 func (e *Engine) answer(conn net.Conn) error {
 	c := &control{conn: conn}
 	e.limit(conn, helloTime)
 	var h wire.Hello
 	helloBytes, err := c.read(wire.TypeHello, &h)
+	if errors.Is(err, wire.ErrTLS) {
+		return refuse(wire.RefuseCertificate, "tls: this port does not speak TLS: both sides need Options.TLS, or neither")
+	}
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ type Options struct {
 	Rails []Rail
 
 	// Listen is the address of the control listener for peers that cannot use this host's unix sockets. Default
-	// "127.0.0.1:0". An address that is not loopback needs ClusterKey or Insecure.
+	// "127.0.0.1:0". An address that is not loopback needs ClusterKey, TLS or Insecure.
 	Listen string
 
 	// Advertise are the addresses (host:port) that peers dial, at most 16. Default: what Listen was bound to, or, when that is an
@@ -36,6 +36,15 @@ type Options struct {
 
 	// ClusterKey is a secret that all engines of a cluster share. Peers prove it to each other before anything else.
 	ClusterKey []byte
+
+	// TLS makes control connections over TCP use TLS 1.3 with certificates on both sides. It may be combined with ClusterKey. The data
+	// connections of the networks are not encrypted: see PlainData.
+	TLS *TLS
+
+	// PlainData allows rails that leave this host beside TLS: their data is not encrypted. Peers are still authenticated, because
+	// the one-time secrets of data connections travel over the control connection; who can read or change packets on the way can
+	// read and change data.
+	PlainData bool
 
 	// Insecure allows a listener that anybody on the network can talk to.
 	Insecure bool
@@ -120,8 +129,10 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Require != "" && !names[o.Require] {
 		errs = append(errs, fmt.Errorf("require %s: %w: no such provider, there are %s", o.Require, ErrInvalid, list(o.Providers)))
 	}
-	if err := o.checkListen(); err != nil {
-		errs = append(errs, err)
+	for _, err := range []error{o.checkListen(), o.TLS.check()} {
+		if err != nil {
+			errs = append(errs, err)
+		}
 	}
 	return o, errors.Join(errs...)
 }
@@ -133,8 +144,8 @@ func (o *Options) checkListen() error {
 	}
 	ip := net.ParseIP(host)
 	loopback := host == "localhost" || ip != nil && ip.IsLoopback()
-	if !loopback && len(o.ClusterKey) == 0 && !o.Insecure {
-		return fmt.Errorf("listen %q: %w: not a loopback address: set ClusterKey, or Insecure if anybody on that network may connect", o.Listen, ErrInvalid)
+	if !loopback && len(o.ClusterKey) == 0 && o.TLS == nil && !o.Insecure {
+		return fmt.Errorf("listen %q: %w: not a loopback address: set ClusterKey or TLS, or Insecure if anybody on that network may connect", o.Listen, ErrInvalid)
 	}
 	return nil
 }

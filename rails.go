@@ -38,6 +38,9 @@ func (e *Engine) openRails(ctx context.Context) error {
 			return fail(fmt.Errorf("rail %s/%s: %w", dev.Provider, dev.Name, err))
 		}
 		domains = append(domains, d)
+		if d.Caps().CrossHost && e.opts.TLS != nil && !e.opts.PlainData {
+			return fail(fmt.Errorf("rail %s/%s: %w: TLS does not reach its data, which leaves this host in plain: set PlainData if that is wanted", dev.Provider, dev.Name, ErrInvalid))
+		}
 		receives += d.Caps().RecvDepth
 		devices[i].Fabric, devices[i].LinkBits = d.Caps().Fabric, d.Caps().LinkBits
 	}

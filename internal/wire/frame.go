@@ -20,6 +20,9 @@ type Frame struct {
 	Payload []byte
 }
 
+// ErrTLS: the other side speaks TLS where plain messages are expected.
+var ErrTLS = fmt.Errorf("%w: a TLS handshake where a plain message is expected", ErrMalformed)
+
 // AppendFrame encodes a message with its header. m may be nil.
 func AppendFrame(b []byte, t Type, request uint64, m Message) []byte {
 	var payload []byte
@@ -48,6 +51,9 @@ func ReadFrame(r io.Reader, buf []byte) (Frame, error) {
 		return Frame{}, err
 	}
 	n := binary.LittleEndian.Uint32(h[:])
+	if n > MaxPayload && h[0] == 22 && h[1] == 3 { // RFC 8446, 5.1: a handshake record
+		return Frame{}, ErrTLS
+	}
 	if n > MaxPayload {
 		return Frame{}, fmt.Errorf("control message of %d bytes: %w: above the limit of %d", n, ErrMalformed, MaxPayload)
 	}

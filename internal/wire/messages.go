@@ -124,6 +124,7 @@ const (
 	RefuseClosing
 	RefuseBusy // the session before is not over yet
 	RefuseProtocol
+	RefuseCertificate // TLS on one side only, or a certificate that is not accepted
 )
 
 // Refuse ends a handshake. Text says which check failed, what was wanted and what was got.
