@@ -114,6 +114,26 @@ func TestNewConnectionPaysNoDebts(t *testing.T) {
 	next.fail(ErrPeerDown, errBye)
 }
 
+// Waits that were given up cost a counter nothing.
+func TestCounterForgetsWhoGaveUp(t *testing.T) {
+	a := simEngine(t, sim.New(sim.Config{}), "a")
+	c, other := a.Counter(1), a.Counter(2)
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 10 {
+		c.OnReach(1, func() {})()
+		if c.Wait(gone, 1) == nil || c.Expect(gone, map[*Peer]uint64{a.peer(ID{2}): 1}) == nil {
+			t.Fatal("nothing was counted")
+		}
+		if _, err := WaitAny(gone, Reach{other, 1}, Reach{c, 1}); err == nil {
+			t.Fatal("nothing was counted")
+		}
+	}
+	if len(c.waiters) != 0 || len(other.waiters) != 0 || len(a.creditors.all) != 0 {
+		t.Fatalf("%d and %d waiters, %d creditors are left", len(c.waiters), len(other.waiters), len(a.creditors.all))
+	}
+}
+
 // What arrives last, while the debts are looked at, is paid.
 func TestLastImmediateBeforeTheFenceCounts(t *testing.T) {
 	a := simEngine(t, sim.New(sim.Config{}), "a")

@@ -79,6 +79,19 @@ func TestOnReachRunsOnce(t *testing.T) {
 	})
 }
 
+// stop also takes back a call that waits for the callback before it.
+func TestStoppedCallbackDoesNotRun(t *testing.T) {
+	e := newWorld(t, "sim").engine(t, 0, 1)
+	c, leave, after := e.Counter(1), make(chan struct{}), make(chan struct{})
+	c.OnReach(0, func() { <-leave })
+	stop := c.OnReach(0, func() { t.Error("called after stop") })
+	stop()
+	stop()
+	c.OnReach(0, func() { close(after) })
+	close(leave)
+	receive(t, "the callback after it", after)
+}
+
 // One failing callback of a user stops neither the engine nor other callbacks, whichever way it fails and whatever logs it.
 func TestFailingCallbackHurtsNobody(t *testing.T) {
 	o := newWorld(t, "sim").options(0, 1)
