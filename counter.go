@@ -67,7 +67,7 @@ func (c *Counter) From(p *Peer) uint64 { return c.c.From(&p.source) }
 
 // Wait waits until the count is at least n. It ends early with ctx, or with ErrClosed when the counter or the engine closes.
 func (c *Counter) Wait(ctx context.Context, n uint64) error {
-	if spin(func() bool { return c.c.Load() >= n }) {
+	if c.e.spin(func() bool { return c.c.Load() >= n }) {
 		return nil
 	}
 	w := waiterPool.Get().(*waiter)

@@ -125,10 +125,8 @@ func (d *dispatcher) stop() {
 // callbacks runs users' functions in order, on a goroutine of its own: a slow one delays others like it, and nothing else. One that
 // panics, or ends its goroutine, is reported and counted, and the next one runs.
 type callbacks struct {
-	log     *slog.Logger
-	run     atomic.Uint64
-	panics  atomic.Uint64
-	slowest atomic.Int64 // nanoseconds; written by the goroutine alone
+	log *slog.Logger
+	ran runs
 
 	mu     sync.Mutex
 	queue  []func()      // guarded by mu
@@ -190,8 +188,7 @@ func (c *callbacks) loop() {
 func (c *callbacks) call(f func()) {
 	start := time.Now()
 	defer func() {
-		c.run.Add(1)
-		c.slowest.Store(max(c.slowest.Load(), int64(time.Since(start))))
+		c.ran.add(time.Since(start))
 		if p := recover(); p != nil {
 			c.report("a callback has panicked", p, debug.Stack())
 		}
@@ -201,17 +198,13 @@ func (c *callbacks) call(f func()) {
 
 // report logs a panic of a user's function. The log is a user's too.
 func (c *callbacks) report(text string, p any, stack []byte) {
-	c.panics.Add(1)
+	c.ran.panics.Add(1)
 	defer func() {
 		if recover() != nil {
-			c.panics.Add(1)
+			c.ran.panics.Add(1)
 		}
 	}()
 	c.log.Error(text, "panic", p, "stack", string(stack))
-}
-
-func (c *callbacks) stats() CallbackStats {
-	return CallbackStats{Run: c.run.Load(), Panics: c.panics.Load(), Slowest: time.Duration(c.slowest.Load())}
 }
 
 // stop runs what is queued and joins the goroutine, unless a user's function does not return: then the error says so, graceTime
@@ -221,18 +214,42 @@ func (c *callbacks) stop(ctx context.Context) error {
 	c.closed = true
 	c.mu.Unlock()
 	signal(c.more)
+	if !await(ctx, c.done) {
+		return fmt.Errorf("%w: a callback does not return", ErrBusy)
+	}
+	return nil
+}
+
+// runs counts the runs of users' functions on one goroutine.
+type runs struct {
+	n, panics atomic.Uint64
+	slowest   atomic.Int64 // nanoseconds; only that goroutine writes it
+}
+
+// add counts one that took d.
+func (r *runs) add(d time.Duration) {
+	r.n.Add(1)
+	r.slowest.Store(max(r.slowest.Load(), int64(d)))
+}
+
+func (r *runs) stats() CallbackStats {
+	return CallbackStats{Run: r.n.Load(), Panics: r.panics.Load(), Slowest: time.Duration(r.slowest.Load())}
+}
+
+// await waits for done until graceTime after the end of ctx, and reports whether it came.
+func await(ctx context.Context, done <-chan struct{}) bool {
 	select {
-	case <-c.done:
-		return nil
+	case <-done:
+		return true
 	case <-ctx.Done():
 	}
 	grace := time.NewTimer(graceTime)
 	defer grace.Stop()
 	select {
-	case <-c.done:
-		return nil
+	case <-done:
+		return true
 	case <-grace.C:
-		return fmt.Errorf("%w: a callback does not return", ErrBusy)
+		return false
 	}
 }
 

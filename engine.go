@@ -26,7 +26,7 @@ func (id ID) String() string { return hex.EncodeToString(id[:]) }
 
 // Engine owns the devices, the memory and the peers of a process.
 //
-// Goroutines: one worker per device, one dispatcher, one for callbacks, one heart, one per listener, and two per peer. Close
+// Goroutines: one worker per device, one dispatcher, one for callbacks, one for words that are watched, one heart, one per listener, and two per peer. Close
 // joins them all.
 type Engine struct {
 	opts   Options
@@ -34,11 +34,14 @@ type Engine struct {
 	addr   wire.Addr
 	secret [32]byte // signs descriptors
 
+	callerSpin time.Duration // how long waiting callers look before they sleep; fixed by Open
+
 	rails     []provider.Device // as opened
 	deadRails []atomic.Bool     // by rail; set by the worker
 	worker    *worker
 	notes     *dispatcher
 	calls     *callbacks
+	watches   *watches
 	imms      *imm.Table
 	managed   Imms
 	inbox     *inbox
@@ -104,6 +107,7 @@ func (e *Engine) bringUp(ctx context.Context) (err error) {
 		return err
 	}
 	e.calls = newCallbacks(e.opts.Log)
+	e.watches = newWatches(e)
 	if err := e.openRails(ctx); err != nil {
 		return err
 	}
@@ -143,6 +147,9 @@ func (e *Engine) close(ctx context.Context) error {
 	err := e.release()
 	close(e.done)
 	e.closeCounters()
+	if e.watches != nil {
+		err = errors.Join(err, e.watches.stop(ctx)) // before calls, which log its panics
+	}
 	if e.calls != nil {
 		err = errors.Join(err, e.calls.stop(ctx)) // after the waits of callbacks have ended
 	}

@@ -4,10 +4,13 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"flag"
+	"fmt"
 	"net"
 	"testing"
 	"time"
 
+	"github.com/hawser-project/hawser/internal/cpu"
 	"github.com/hawser-project/hawser/internal/imm"
 	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/provider"
@@ -17,12 +20,42 @@ import (
 // Tests have no safety net: a lost wake is a hang.
 func init() { maxSleep = time.Hour }
 
+// How the engines of tests look for work, and whether their workers have a thread each, where a test does not say it.
+var (
+	testPoll PollMode
+	testPin  = flag.Bool("pin", false, "give each worker a thread of its own")
+)
+
+func init() {
+	flag.Func("poll", "adaptive, busy or event", func(text string) error {
+		for testPoll = PollAdaptive; testPoll <= PollEvent; testPoll++ {
+			if testPoll.String() == text {
+				return nil
+			}
+		}
+		return fmt.Errorf("%w: %q", ErrInvalid, text)
+	})
+}
+
+// Flagged is o as the flags want it.
+func Flagged(o Options) Options {
+	o.Poll = testPoll
+	if allowed, err := cpu.Allowed(); *testPin && err == nil {
+		for c := range cpu.MaxCPU + 1 {
+			if allowed.IsSet(c) {
+				o.CPUs = append(o.CPUs, c)
+			}
+		}
+	}
+	return o
+}
+
 // hang bounds every wait of a test.
 const hang = 20 * time.Second
 
 func simEngine(t *testing.T, f *sim.Fabric, host string) *Engine {
 	t.Helper()
-	e, err := Open(t.Context(), Options{Providers: []provider.Provider{f.Provider(host)}})
+	e, err := Open(t.Context(), Flagged(Options{Providers: []provider.Provider{f.Provider(host)}}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,5 +299,40 @@ func TestWaitersLoseNoWake(t *testing.T) {
 		if err := c.Wait(ctx, i+1); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// Without Kick a change waits for the end of the pause, with it it is seen at once; and closing waits for no pause.
+func TestKickEndsThePause(t *testing.T) {
+	f := sim.New(sim.Config{})
+	for _, mode := range []PollMode{PollAdaptive, PollEvent} {
+		e, err := Open(t.Context(), Options{Providers: []provider.Provider{f.Provider(mode.String())}, Poll: mode})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.watches.firstPause, e.watches.lastPause = time.Hour, time.Hour
+		told := make(chan uint64)
+		w, err := e.Watch(func(_, new uint64) { told <- new })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range uint64(100) {
+			w.Word().Store(i + 1)
+			w.Kick()
+			select {
+			case got := <-told:
+				if got != i+1 {
+					t.Fatalf("told %d, want %d", got, i+1)
+				}
+			case <-time.After(hang):
+				t.Fatal("a kick was lost")
+			}
+		}
+		w.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), hang)
+		if err := e.Close(ctx); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
 	}
 }

@@ -65,6 +65,15 @@ type Options struct {
 	// are imported again. Default 1 minute; negative: never.
 	ReconnectTime time.Duration
 
+	// Poll is how the engine looks for work. Default PollAdaptive.
+	Poll PollMode
+
+	// CPUs are the processors, by Linux's numbers, that the worker's thread is kept on. Default: when this process may use 4
+	// or more, those of the NUMA node that the first rail's card says it is on, if there is another node too; else any. A worker that
+	// is kept somewhere, or that is PollBusy with 4 processors or more, has an OS thread of its own, and as long as the engine is open
+	// GOMAXPROCS is higher by 1.
+	CPUs []int
+
 	// Log receives one line for each connection, path and failure. Default: nothing is logged.
 	Log *slog.Logger
 }
@@ -107,6 +116,9 @@ func (o Options) withDefaults() (Options, error) {
 	lent := imm.Range{Base: o.ImmBase, Bits: o.ImmBits, BlockBits: -1}
 	if err := lent.Check(); err != nil {
 		errs = append(errs, fmt.Errorf("imm base and bits: %w: %w", ErrInvalid, err))
+	}
+	if o.Poll > PollEvent {
+		errs = append(errs, fmt.Errorf("poll: %w: %s", ErrInvalid, o.Poll))
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)

@@ -10,6 +10,7 @@ import (
 	"github.com/hawser-project/hawser/internal/cpu"
 	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/internal/wire"
+	"github.com/hawser-project/hawser/mem"
 	"github.com/hawser-project/hawser/provider"
 )
 
@@ -23,13 +24,20 @@ func (e *Engine) openRails(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w := &worker{e: e, parker: parker, done: make(chan struct{})}
+	w := &worker{e: e, parker: parker, mode: e.opts.Poll, done: make(chan struct{})}
 	var domains []provider.Domain
 	fail := func(err error) error {
 		for _, d := range domains {
 			err = errors.Join(err, d.Close())
 		}
 		return errors.Join(err, parker.Close())
+	}
+	n, err := cores()
+	if err != nil {
+		return fail(err)
+	}
+	if e.opts.Poll != PollEvent && n >= fewCores {
+		e.callerSpin = callerSpin
 	}
 	receives := 0
 	for i, dev := range devices {
@@ -44,14 +52,21 @@ func (e *Engine) openRails(ctx context.Context) error {
 		receives += d.Caps().RecvDepth
 		devices[i].Fabric, devices[i].LinkBits = d.Caps().Fabric, d.Caps().LinkBits
 	}
+	if w.thread, err = chooseThread(&e.opts, devices, n, cpu.Near); err != nil {
+		return fail(err)
+	}
 	e.rails, e.deadRails = devices, make([]atomic.Bool, len(devices))
 	e.inbox = newInbox(e.notes, receives)
-	if w.group, err = rail.New(domains, w, w.wake); err != nil {
+	mem.Near(w.thread.node, func() { w.group, err = rail.New(domains, w, w.wake) })
+	if err != nil {
 		return errors.Join(err, parker.Close()) // the group has closed the domains
 	}
 	w.group.StallTicks = int(e.opts.PeerTimeout / heartTick)
 	e.worker = w
-	go w.run()
+	if err := w.start(); err != nil {
+		e.worker = nil
+		return errors.Join(err, w.group.Close(), parker.Close())
+	}
 	return nil
 }
 

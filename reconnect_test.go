@@ -85,8 +85,8 @@ func (c *cable) cut(to string) {
 	c.conns = nil
 }
 
-// watch collects the events of an engine.
-func watch(e *hawser.Engine) chan hawser.PeerEvent {
+// eventsOf collects the events of an engine.
+func eventsOf(e *hawser.Engine) chan hawser.PeerEvent {
 	events := make(chan hawser.PeerEvent, 100)
 	e.OnPeer(func(ev hawser.PeerEvent) { events <- ev })
 	return events
@@ -113,7 +113,7 @@ func TestLostPeerComesBack(t *testing.T) {
 	worlds(t, func(t *testing.T, w *world) {
 		a, b := w.engine(t, 0, 1), w.engine(t, 1, 1)
 		c := newCable(t, b.ListenAddrs()[0])
-		atA, atB := watch(a), watch(b)
+		atA, atB := eventsOf(a), eventsOf(b)
 		p, err := a.Connect(testContext(t), c.Addr().String())
 		if err != nil {
 			t.Fatal(err)
@@ -173,7 +173,7 @@ func TestWantedEndsAreNoReasonToComeBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a, b := w.engine(t, 0, 1), w.engine(t, 1, 1)
 			c := newCable(t, b.ListenAddrs()[0])
-			events := watch(a)
+			events := eventsOf(a)
 			toB, err := a.Connect(testContext(t), c.Addr().String())
 			if err != nil {
 				t.Fatal(err)
@@ -235,7 +235,7 @@ func TestReplacedPeerIsTold(t *testing.T) {
 				next = named(3, "stranger")
 			}
 			c := newCable(t, b.ListenAddrs()[0])
-			events := watch(a)
+			events := eventsOf(a)
 			p, err := a.Connect(testContext(t), c.Addr().String())
 			if err != nil {
 				t.Fatal(err)

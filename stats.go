@@ -15,14 +15,17 @@ type Stats struct {
 	Counters int   // immediates that have a counter
 
 	StaleImms uint64 // arrivals at managed values that were not open; see Imms
-	Callbacks CallbackStats
+	Watchers  int    // words that are watched
+
+	Callbacks CallbackStats // of OnPeer and the like, and lines of the log
+	Watches   CallbackStats // of Watch
 }
 
-// CallbackStats are about the users' functions that the engine has run: those of OnPeer and the like, and lines of the log.
+// CallbackStats are about users' functions that the engine runs one after the other.
 type CallbackStats struct {
-	Run     uint64        // how many have returned
-	Panics  uint64        // how many have panicked; each is logged
-	Slowest time.Duration // the longest run: as long did the functions behind it wait
+	Run     uint64        // how many have ended
+	Panics  uint64        // how many of them by a panic; each is logged
+	Slowest time.Duration // the longest run: those behind it waited as long
 }
 
 // RailStats describes an open rail.
@@ -54,7 +57,8 @@ type PeerStats struct {
 // Stats takes a snapshot.
 func (e *Engine) Stats() Stats {
 	st := Stats{
-		Inflight: e.inflight.Load(), Counters: e.imms.Len(), StaleImms: e.managed.stale.count.Load(), Callbacks: e.calls.stats(),
+		Inflight: e.inflight.Load(), Counters: e.imms.Len(), StaleImms: e.managed.stale.count.Load(),
+		Watchers: len(*e.watches.list.Load()), Callbacks: e.calls.ran.stats(), Watches: e.watches.ran.stats(),
 	}
 	for _, d := range e.rails {
 		st.Rails = append(st.Rails, RailStats{Provider: d.Provider, Device: d.Name, LinkBits: d.LinkBits})

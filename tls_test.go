@@ -111,7 +111,7 @@ func TestCertificatesConnect(t *testing.T) {
 			o := &hawser.TLS{Certificate: ca.issue(t, tc.change), Roots: ca.pool, Names: tc.names}
 			a, b := secured(t, o, nil), secured(t, o, nil)
 			c := newCable(t, b.ListenAddrs()[0])
-			events := watch(a)
+			events := eventsOf(a)
 			p, err := a.Connect(testContext(t), c.Addr().String())
 			if err != nil {
 				t.Fatal(err)

@@ -336,7 +336,7 @@ func (q *Queue) Wait(ctx context.Context, out []Done) (int, error) {
 		if n := q.Poll(out); n > 0 || len(out) == 0 {
 			return n, nil
 		}
-		if spin(func() bool { return !q.ends.Empty() }) {
+		if q.e.spin(func() bool { return !q.ends.Empty() }) {
 			continue
 		}
 		q.waited.Store(true)

@@ -33,10 +33,37 @@ type worker struct {
 	e        *Engine
 	group    *rail.Group
 	parker   *cpu.Parker
+	mode     PollMode
+	thread   thread
 	sleeping atomic.Bool
 	stopped  atomic.Bool
 	done     chan struct{}
 	closeErr error // of group.Close; valid after done
+}
+
+// start starts the worker, on a thread of its own if it is to have one.
+func (w *worker) start() error {
+	if !w.thread.own {
+		go func() {
+			defer close(w.done)
+			w.run()
+		}()
+		return nil
+	}
+	locked := make(chan error)
+	go func() {
+		defer close(w.done) // after the thread and GOMAXPROCS are as before
+		unlock, err := cpu.Lock(w.thread.cpus)
+		locked <- err
+		if err != nil {
+			return
+		}
+		defer unlock()
+		lower := cpu.Raise()
+		defer lower()
+		w.run()
+	}()
+	return <-locked
 }
 
 // wake is called after something was put where the worker will find it.
@@ -48,11 +75,11 @@ func (w *worker) wake() {
 }
 
 func (w *worker) run() {
-	defer close(w.done)
-	var idle time.Time
-	owed := 0 // busy steps in a row with notes left
+	var idle time.Time // since when there has been nothing to do
+	owed := 0          // busy steps in a row with notes left
 	for !w.stopped.Load() {
-		if w.group.Step() > 0 {
+		switch {
+		case w.group.Step() > 0:
 			idle = time.Time{}
 			if !w.e.notes.pending() {
 				owed = 0
@@ -60,21 +87,14 @@ func (w *worker) run() {
 				owed = 0
 				w.e.notes.wake()
 			}
-			continue
-		}
-		if w.e.notes.pending() {
-			w.e.notes.fire()
-			runtime.Gosched() // to those who were woken
-			continue
-		}
-		if now := time.Now(); idle.IsZero() {
-			idle = now
-		} else if now.Sub(idle) > spinTime {
+		case w.e.notes.pending():
+			w.notify()
+		case w.tired(&idle):
 			w.sleep()
 			idle = time.Time{}
-			continue
+		default:
+			w.yield()
 		}
-		runtime.Gosched() // whoever waits for this processor is more useful than another look
 	}
 	w.closeErr = w.group.Close()
 	for w.e.inflight.Load() > 0 { // whoever was between takeOp and submit comes too late
@@ -83,10 +103,47 @@ func (w *worker) run() {
 	}
 }
 
+// notify gets those woken who wait for what was done. With a thread of its own the worker cannot give its processor to them.
+func (w *worker) notify() {
+	if w.thread.own {
+		w.e.notes.wake()
+		return
+	}
+	w.e.notes.fire()
+	runtime.Gosched() // to those who were woken
+}
+
+// tired reports that it is time to sleep for a worker that has been idle, which is since then.
+func (w *worker) tired(idle *time.Time) bool {
+	switch w.mode {
+	case PollBusy:
+		return false
+	case PollEvent:
+		return true
+	}
+	now := time.Now()
+	if idle.IsZero() {
+		*idle = now
+	}
+	return now.Sub(*idle) > spinTime
+}
+
+// yield lets others run between two looks: whoever waits for this processor is more useful than another look. A thread of its own
+// has a processor of its own too.
+func (w *worker) yield() {
+	if !w.thread.own {
+		runtime.Gosched()
+	}
+}
+
 func (w *worker) sleep() {
 	w.sleeping.Store(true)
 	if !w.group.Arm() && !w.stopped.Load() {
-		w.parker.Park(maxSleep)
+		if w.thread.own {
+			w.parker.Block(maxSleep)
+		} else {
+			w.parker.Park(maxSleep)
+		}
 	}
 	w.sleeping.Store(false)
 }

@@ -66,7 +66,7 @@ func railsOf(p provider.Provider, n int, device func(int) string) hawser.Options
 	for r := range n {
 		o.Rails = append(o.Rails, hawser.Rail{Provider: p.Name(), Device: device(r)})
 	}
-	return o
+	return hawser.Flagged(o)
 }
 
 // engine opens engine i with a number of rails and closes it at the end of the test.

@@ -1,2 +1,2 @@
-// Package cpu is how workers spend processor time: where they sleep and how they are woken.
+// Package cpu is how workers spend processor time: where they run, where they sleep and how they are woken.
 package cpu

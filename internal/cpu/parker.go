@@ -3,6 +3,7 @@ package cpu
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -26,6 +27,8 @@ type Parker struct {
 	sink   [8]byte // what reading the eventfd gives; here, because a local would escape to the heap under the race detector
 	ready  bool
 	poll   func(fd uintptr) bool // made once: a closure per Park would allocate
+	block  func(fd uintptr)      // the same for Block
+	millis int                   // how long Block blocks
 
 	mu     sync.RWMutex // held while the eventfd is written, so that it stays open
 	closed bool         // guarded by mu
@@ -43,7 +46,7 @@ func NewParker() (*Parker, error) {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
 	p := &Parker{bell: bell}
-	p.poll = p.check
+	p.poll, p.block = p.check, p.wait
 	err = unix.SetNonblock(ep, true) // so that os.NewFile hands it to the runtime's poller
 	if err == nil {
 		p.epoll = os.NewFile(uintptr(ep), "parker")
@@ -112,12 +115,30 @@ func (p *Parker) Park(d time.Duration) bool {
 	return p.ready
 }
 
+// Block is Park for an owner that has a thread of its own: the thread sleeps in the kernel, where a wake finds it without the detour over
+// the runtime's poller.
+func (p *Parker) Block(d time.Duration) bool {
+	p.ready = true // when the epoll instance is closed the owner is about to find out
+	p.millis = int(min((d+time.Millisecond-1)/time.Millisecond, math.MaxInt32))
+	_ = p.raw.Control(p.block)
+	return p.ready
+}
+
+// wait runs inside Block.
+func (p *Parker) wait(ep uintptr) { p.look(ep, p.millis) }
+
 // check runs inside Park: false makes the runtime park the goroutine until the epoll instance is readable.
 func (p *Parker) check(ep uintptr) bool {
-	n, err := unix.EpollWait(int(ep), p.events[:], 0)
+	p.look(ep, 0)
+	return p.ready
+}
+
+// look waits for wakes and descriptors, consumes a wake, and sets ready.
+func (p *Parker) look(ep uintptr, millis int) {
+	n, err := unix.EpollWait(int(ep), p.events[:], millis)
 	if err != nil && err != unix.EINTR {
 		p.ready = true
-		return true
+		return
 	}
 	for i := range max(n, 0) {
 		if int(p.events[i].Fd) != p.bell {
@@ -129,7 +150,6 @@ func (p *Parker) check(ep uintptr) bool {
 		p.rung.Store(false)
 	}
 	p.ready = n > 0
-	return p.ready
 }
 
 // Close frees the descriptors. No other method may be running or be called later, except Wake, which becomes useless.

@@ -23,17 +23,26 @@ func newParker(t testing.TB) *Parker {
 	return p
 }
 
+// sleeps are the two ways to sleep: as a goroutine and with the thread.
+var sleeps = map[string]func(*Parker, time.Duration) bool{"park": (*Parker).Park, "block": (*Parker).Block}
+
 func TestParkEndsByTimeWakeOrDescriptor(t *testing.T) {
+	for name, sleep := range sleeps {
+		t.Run(name, func(t *testing.T) { endsByTimeWakeOrDescriptor(t, sleep) })
+	}
+}
+
+func endsByTimeWakeOrDescriptor(t *testing.T, sleep func(*Parker, time.Duration) bool) {
 	p := newParker(t)
-	if p.Park(time.Millisecond) {
+	if sleep(p, time.Millisecond) {
 		t.Fatal("park with nothing to wake it reported a wake")
 	}
 	p.Wake()
 	p.Wake()
-	if !p.Park(time.Minute) {
+	if !sleep(p, time.Minute) {
 		t.Fatal("a wake before park was lost")
 	}
-	if p.Park(time.Millisecond) {
+	if sleep(p, time.Millisecond) {
 		t.Fatal("two wakes before park must merge into one")
 	}
 	r, w, err := os.Pipe()
@@ -48,25 +57,31 @@ func TestParkEndsByTimeWakeOrDescriptor(t *testing.T) {
 	if _, err := w.Write([]byte{1}); err != nil {
 		t.Fatal(err)
 	}
-	if !p.Park(time.Minute) {
+	if !sleep(p, time.Minute) {
 		t.Fatal("a readable descriptor did not end park")
 	}
 	if err := p.Unwatch(int(r.Fd())); err != nil {
 		t.Fatal(err)
 	}
-	if p.Park(time.Millisecond) {
+	if sleep(p, time.Millisecond) {
 		t.Fatal("an unwatched descriptor ended park")
 	}
 }
 
 // Two owners that only wake each other: a single lost wake stops the exchange.
 func TestNoWakeIsLost(t *testing.T) {
+	for name, sleep := range sleeps {
+		t.Run(name, func(t *testing.T) { losesNoWake(t, sleep) })
+	}
+}
+
+func losesNoWake(t *testing.T, sleep func(*Parker, time.Duration) bool) {
 	a, b := newParker(t), newParker(t)
 	const rounds = 20000
 	done := make(chan bool)
 	go func() {
 		for range rounds {
-			if !b.Park(10 * time.Second) {
+			if !sleep(b, 10*time.Second) {
 				done <- false
 				return
 			}
@@ -76,7 +91,7 @@ func TestNoWakeIsLost(t *testing.T) {
 	}()
 	for i := range rounds {
 		b.Wake()
-		if !a.Park(10 * time.Second) {
+		if !sleep(a, 10*time.Second) {
 			t.Fatalf("wake lost in round %d", i)
 		}
 	}
@@ -122,27 +137,40 @@ func TestLateWakeTouchesNoOtherDescriptor(t *testing.T) {
 
 func TestParkAllocatesNothing(t *testing.T) {
 	p := newParker(t)
-	if n := testing.AllocsPerRun(100, func() { p.Wake(); p.Park(time.Second) }); n != 0 {
-		t.Fatalf("%v allocations a park", n)
+	for name, sleep := range sleeps {
+		if n := testing.AllocsPerRun(100, func() { p.Wake(); sleep(p, time.Second) }); n != 0 {
+			t.Fatalf("%v allocations a %s", n, name)
+		}
 	}
 }
 
 func BenchmarkWakeRoundTrip(b *testing.B) {
-	x, y := newParker(b), newParker(b)
-	var stop atomic.Bool
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for !stop.Load() {
-			y.Park(time.Second)
-			x.Wake()
-		}
-	}()
-	for b.Loop() {
-		y.Wake()
-		x.Park(time.Second)
+	for name, sleep := range sleeps {
+		b.Run(name, func(b *testing.B) {
+			x, y := newParker(b), newParker(b)
+			var stop atomic.Bool
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				if name == "block" {
+					unlock, err := Lock(Set{})
+					if err != nil {
+						b.Error(err)
+					}
+					defer unlock()
+				}
+				for !stop.Load() {
+					sleep(y, time.Second)
+					x.Wake()
+				}
+			}()
+			for b.Loop() {
+				y.Wake()
+				x.Park(time.Second)
+			}
+			stop.Store(true)
+			y.Wake()
+			<-done
+		})
 	}
-	stop.Store(true)
-	y.Wake()
-	<-done
 }
