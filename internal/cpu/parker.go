@@ -28,7 +28,7 @@ type Parker struct {
 	ready  bool
 	poll   func(fd uintptr) bool // made once: a closure per Park would allocate
 	block  func(fd uintptr)      // the same for Block
-	millis int                   // how long Block blocks
+	until  time.Time             // the end of Block
 
 	mu     sync.RWMutex // held while the eventfd is written, so that it stays open
 	closed bool         // guarded by mu
@@ -119,13 +119,21 @@ func (p *Parker) Park(d time.Duration) bool {
 // the runtime's poller.
 func (p *Parker) Block(d time.Duration) bool {
 	p.ready = true // when the epoll instance is closed the owner is about to find out
-	p.millis = int(min((d+time.Millisecond-1)/time.Millisecond, math.MaxInt32))
+	p.until = time.Now().Add(d)
 	_ = p.raw.Control(p.block)
 	return p.ready
 }
 
 // wait runs inside Block.
-func (p *Parker) wait(ep uintptr) { p.look(ep, p.millis) }
+func (p *Parker) wait(ep uintptr) {
+	for {
+		left := max(time.Until(p.until)+time.Millisecond-1, 0) / time.Millisecond
+		if p.look(ep, int(min(left, math.MaxInt32))) {
+			return
+		}
+		// A signal, as the runtime sends them to threads that it wants to preempt.
+	}
+}
 
 // check runs inside Park: false makes the runtime park the goroutine until the epoll instance is readable.
 func (p *Parker) check(ep uintptr) bool {
@@ -133,14 +141,14 @@ func (p *Parker) check(ep uintptr) bool {
 	return p.ready
 }
 
-// look waits for wakes and descriptors, consumes a wake, and sets ready.
-func (p *Parker) look(ep uintptr, millis int) {
+// look waits for wakes and descriptors, consumes a wake, and sets ready. It reports false when a signal has interrupted it.
+func (p *Parker) look(ep uintptr, millis int) bool {
 	n, err := unix.EpollWait(int(ep), p.events[:], millis)
-	if err != nil && err != unix.EINTR {
-		p.ready = true
-		return
+	if err != nil {
+		p.ready = err != unix.EINTR
+		return p.ready
 	}
-	for i := range max(n, 0) {
+	for i := range n {
 		if int(p.events[i].Fd) != p.bell {
 			continue
 		}
@@ -150,6 +158,7 @@ func (p *Parker) look(ep uintptr, millis int) {
 		p.rung.Store(false)
 	}
 	p.ready = n > 0
+	return true
 }
 
 // Close frees the descriptors. No other method may be running or be called later, except Wake, which becomes useless.

@@ -174,3 +174,34 @@ func BenchmarkWakeRoundTrip(b *testing.B) {
 		})
 	}
 }
+
+// A thread that sleeps in the kernel goes on sleeping when a signal finds it, as those of the runtime do.
+func TestBlockSurvivesSignals(t *testing.T) {
+	p := newParker(t)
+	thread, woken := make(chan int), make(chan bool)
+	go func() {
+		unlock, err := Lock(Set{})
+		if err != nil {
+			t.Error(err)
+		}
+		defer unlock()
+		thread <- unix.Gettid()
+		woken <- p.Block(time.Minute)
+	}()
+	tid := <-thread
+	for range 1000 {
+		if err := unix.Tgkill(unix.Getpid(), tid, unix.SIGURG); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-woken:
+			t.Fatal("a signal ended the sleep")
+		default:
+		}
+		time.Sleep(10 * time.Microsecond) // so that many find it asleep
+	}
+	p.Wake()
+	if !<-woken {
+		t.Fatal("the wake was not reported")
+	}
+}
