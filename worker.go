@@ -54,13 +54,14 @@ func (w *worker) start() error {
 	go func() {
 		defer close(w.done) // after the thread and GOMAXPROCS are as before
 		unlock, err := cpu.Lock(w.thread.cpus)
-		locked <- err
 		if err != nil {
+			locked <- err
 			return
 		}
 		defer unlock()
 		lower := cpu.Raise()
 		defer lower()
+		locked <- nil
 		w.run()
 	}()
 	return <-locked
