@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hawser-project/hawser/internal/cpu"
 	"github.com/hawser-project/hawser/internal/rail"
@@ -118,6 +119,19 @@ func TestWorkerIsKeptOnItsCPUs(t *testing.T) {
 	}
 	if n := runtime.GOMAXPROCS(0); n != before {
 		t.Errorf("GOMAXPROCS is %d after an Open that failed, was %d", n, before)
+	}
+}
+
+// How long a worker that finds nothing goes on looking is what the modes are about.
+func TestWhenAWorkerIsTired(t *testing.T) {
+	for mode, want := range map[PollMode][2]bool{PollAdaptive: {false, true}, PollBusy: {false, false}, PollEvent: {true, true}} {
+		w := &worker{mode: mode}
+		var idle time.Time
+		first := w.tired(&idle)
+		idle = time.Now().Add(-2 * spinTime)
+		if later := w.tired(&idle); first != want[0] || later != want[1] {
+			t.Errorf("%s: tired %v at first, %v after %v", mode, first, later, 2*spinTime)
+		}
 	}
 }
 
