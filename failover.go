@@ -22,6 +22,9 @@ func (s *session) linkEvent(rp *rail.Peer, i int, up bool, why string) {
 		return // of a path that was given up
 	}
 	s.inService.Store(int32(rp.Ready()))
+	if up {
+		s.rails.Or(1 << rp.Rail(i)) // one that stood by, maybe
+	}
 	if s.state.Load() == stateSetup {
 		if up {
 			s.have++

@@ -55,7 +55,15 @@ const hang = 20 * time.Second
 
 func simEngine(t *testing.T, f *sim.Fabric, host string) *Engine {
 	t.Helper()
-	e, err := Open(t.Context(), Flagged(Options{Providers: []provider.Provider{f.Provider(host)}}))
+	return openEngine(t, Options{Providers: providers(f.Provider(host))})
+}
+
+func providers(p provider.Provider) []provider.Provider { return []provider.Provider{p} }
+
+// openEngine opens an engine and closes it at the end of the test.
+func openEngine(t testing.TB, o Options) *Engine {
+	t.Helper()
+	e, err := Open(context.Background(), Flagged(o))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -75,7 +75,8 @@ func (s Scatter) TargetImmCount(i int) int {
 	return immCount(t.imm(s.Imm), t.Parts)
 }
 
-// OptRail is one rail of this engine, or any. The zero value is any; OnRail makes one.
+// OptRail is one rail of this engine, or any. The zero value is any; OnRail makes one. What is pinned to a rail goes over others only
+// while no link to the peer over that rail is in service.
 type OptRail struct {
 	i   int
 	set bool

@@ -30,7 +30,7 @@ type Write struct {
 	// whatever the length.
 	Parts int
 
-	// Pin restricts the write to one rail. Default: all rails share it.
+	// Pin restricts the write to one rail as long as that works. Default: all rails share it.
 	Pin OptRail
 }
 
@@ -60,7 +60,7 @@ type WritePages struct {
 	// It needs Pin, to a rail whose network keeps the order of writes; ErrUnsupported otherwise.
 	ImmLast bool
 
-	// Pin restricts the pages to one rail. Default: all rails share them.
+	// Pin is as Write.Pin.
 	Pin OptRail
 }
 
@@ -68,7 +68,7 @@ type WritePages struct {
 type Signal struct {
 	To  *Peer
 	Imm uint32
-	Pin OptRail // restricts it to one rail
+	Pin OptRail // as Write.Pin
 }
 
 // maxOps bounds the operations in flight per engine.
@@ -304,9 +304,6 @@ func (o *op) setPages(w *WritePages) error {
 	o.SrcOff, o.SrcStride, o.DstOff, o.DstStride = w.Src.Offset, w.Src.Stride, w.Dst.Offset, w.Dst.Stride
 	o.Len, o.Parts = w.PageLen, len(w.Src.Indices)
 	o.HasImm, o.Imm, o.ImmLast = w.Imm.set, w.Imm.v, w.ImmLast && w.Imm.set
-	if o.ImmLast && o.Parts == 0 { // the immediate alone
-		o.Kind, o.ImmLast = rail.Signal, false
-	}
 	o.SrcIdx = append(o.SrcIdx[:0], w.Src.Indices...)
 	o.DstIdx = append(o.DstIdx[:0], w.Dst.Indices...)
 	if err := o.use(w.Src.Region); err != nil {

@@ -21,7 +21,7 @@ type Scatter struct {
 	// Imm is the immediate of targets that have no own.
 	Imm OptImm
 
-	// Pin restricts all targets to one rail of this engine. Default: all rails share them.
+	// Pin is as Write.Pin, for all targets.
 	Pin OptRail
 }
 

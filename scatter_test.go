@@ -366,3 +366,47 @@ func TestImmLastNeedsAnOrderedRail(t *testing.T) {
 		s.check()
 	}
 }
+
+// One immediate for all pages comes after all of them.
+func TestImmLastComesLast(t *testing.T) {
+	for _, name := range []string{"shm", "tcp"} {
+		for _, rails := range [][2]int{{1, 1}, {2, 3}, {3, 1}} {
+			t.Run(fmt.Sprintf("%s/%dx%d", name, rails[0], rails[1]), func(t *testing.T) {
+				s := newWorld(t, name).star(t, rails[0], rails[1])
+				for i := range 40 {
+					s.lastPages(i, i%rails[0])
+				}
+			})
+		}
+	}
+}
+
+// lastPages writes pages whose only immediate is the last thing to arrive.
+func (s *star) lastPages(i, rail int) {
+	s.Helper()
+	x := s.ends[0]
+	l := layout{idx: []uint32{5, 2, 3, 4, 0, 7, 9, 1}, stride: 16 << 10} // some could go as one
+	j := s.pages(x, 16<<10, l, l, 1)
+	r := j.req.(hawser.WritePages)
+	r.ImmLast, r.Pin = true, hawser.OnRail(rail)
+	if n := r.ImmCount(); n != 1 {
+		s.Fatalf("%d immediates, want 1", n)
+	}
+	fill(s.src.Bytes(), uint64(i))
+	j.model()
+	x.counts[1] = uint64(i + 1)
+	if i%2 == 0 {
+		if err := s.q.WritePages(r, 7); err != nil {
+			s.Fatal(err)
+		}
+	} else {
+		tmpl := s.prepare(r)
+		if err := s.q.Submit(tmpl, tmpl.Args(), 7); err != nil {
+			s.Fatal(err)
+		}
+	}
+	reach(s, x.e.Counter(1), uint64(i+1))
+	same(s, "memory when the immediate has come", x.dst.Bytes(), x.want)
+	s.drain(nil)
+	s.check()
+}

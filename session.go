@@ -40,7 +40,7 @@ type session struct {
 	out       chan []byte               // frames for the writer: beats, answers, farewells
 	questions chan []byte               // frames for the writer from callers who wait for each other: it has no places
 	links     atomic.Pointer[rail.Peer] // of the path that is tried, or that works; set by begin
-	rails     atomic.Uint64             // rails of ours that links use, a bit each; set by offer (wire.MaxRails is 64)
+	rails     atomic.Uint64             // rails of ours that links use, or used, a bit each (wire.MaxRails is 64)
 	linked    atomic.Bool               // our side of all links is up, which is enough to answer a peer that was quicker than our handshake
 	prev      atomic.Pointer[session]   // the session before, while it is not over; cleared by follow
 	silent    atomic.Int32              // heart ticks since the peer was heard

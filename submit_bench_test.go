@@ -107,23 +107,13 @@ const benchPeers = 56
 // mockWorld is an engine with remotes at n peers, all over mocks.
 func mockWorld(tb testing.TB, n int) (*Engine, *mock, []*Remote) {
 	tb.Helper()
-	openEngine := func(p provider.Provider) *Engine {
-		e, err := Open(context.Background(), Options{Providers: []provider.Provider{p}, PeerTimeout: time.Minute})
-		if err != nil {
-			tb.Fatal(err)
-		}
-		tb.Cleanup(func() {
-			if err := e.Close(context.Background()); err != nil {
-				tb.Error(err)
-			}
-		})
-		return e
-	}
 	p := &mock{}
-	e := openEngine(p)
+	o := Options{Providers: providers(p), PeerTimeout: time.Minute}
+	e := openEngine(tb, o)
 	var remotes []*Remote
 	for range n {
-		x := openEngine(&mock{})
+		o.Providers = providers(&mock{})
+		x := openEngine(tb, o)
 		r, err := x.Alloc(1<<16, MemOptions{Heap: true})
 		if err != nil {
 			tb.Fatal(err)

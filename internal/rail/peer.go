@@ -175,6 +175,9 @@ func (g *Group) Connect(p *Peer, i int, remote provider.Addr, active bool) error
 // Ready is how many links are in service.
 func (p *Peer) Ready() int { return p.ready }
 
+// Rail is the local rail of link i.
+func (p *Peer) Rail(i int) int { return p.links[i].rail.index }
+
 // Links describes the links of a peer.
 func (g *Group) Links(p *Peer) []LinkInfo {
 	out := make([]LinkInfo, len(p.links))
