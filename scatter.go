@@ -349,3 +349,19 @@ func (s *scatter) verdict() error {
 	slices.SortFunc(s.failed, func(a, b TargetError) int { return cmp.Compare(a.Index, b.Index) })
 	return &ScatterError{Targets: len(s.legs), Failed: s.failed}
 }
+
+// Targets makes one target for each member, in the order of Peers: all of remotes[i], which must be memory of member i. SrcOff,
+// Len and the rest are left to the caller.
+func (g *Group) Targets(remotes []*Remote) ([]Target, error) {
+	if len(remotes) != len(g.peers) {
+		return nil, fmt.Errorf("targets: %w: %d remotes for %d members", ErrInvalid, len(remotes), len(g.peers))
+	}
+	out := make([]Target, len(remotes))
+	for i, r := range remotes {
+		if r == nil || r.Peer() != g.peers[i] {
+			return nil, fmt.Errorf("targets: remote %d: %w: none, or not memory of %s", i, ErrInvalid, g.peers[i])
+		}
+		out[i].Dst = r.All()
+	}
+	return out, nil
+}

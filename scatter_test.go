@@ -283,6 +283,33 @@ func TestScatterArgumentErrors(t *testing.T) {
 	}
 }
 
+func TestTargetsOfAGroup(t *testing.T) {
+	s := newWorld(t, "sim").star(t, 1, 1, 1)
+	x, y := s.ends[0].rem, s.ends[1].rem
+	g, err := s.a.NewGroup([]*hawser.Peer{x.Peer(), y.Peer()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	targets, err := g.Targets([]*hawser.Remote{x, y})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range targets {
+		targets[i].SrcOff, targets[i].Len = uint64(i)*100, 50
+	}
+	j := s.scatter(1, shot{0, 0, 0, 50, -1, 0}, shot{1, 0, 100, 50, -1, 0})
+	r := j.req.(hawser.Scatter)
+	r.Targets = targets
+	j.req = r
+	s.do("call", j)
+	s.check()
+	for _, wrong := range [][]*hawser.Remote{{y, x}, {x, nil}, {x}, {x, y, y}} {
+		if _, err := g.Targets(wrong); !errors.Is(err, hawser.ErrInvalid) {
+			t.Errorf("%v: %v", wrong, err)
+		}
+	}
+}
+
 // requests is one request of each kind with a pin.
 func (s *star) requests(pin hawser.OptRail) []hawser.Request {
 	rem := s.ends[0].rem
