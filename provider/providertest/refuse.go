@@ -55,7 +55,7 @@ func refusalsKeepOrder(w *world) {
 	for i := range bufs {
 		box.post(i, 64)
 	}
-	sent, told, got := 0, 0, 0
+	sent, told, got, full := 0, 0, 0, 0
 	for i := 0; i < total || told < len(wantTold) || got < sent || len(a.out) > 0; {
 		if i < total {
 			wr := l.writeImm(0, 0, w.rng.IntN(size), uint32(i))
@@ -75,7 +75,8 @@ func refusalsKeepOrder(w *world) {
 			if err != nil {
 				w.Fatal(err)
 			}
-			if len(toks) > 0 {
+			if full++; len(toks) > 0 {
+				full = 0
 				if wr.Op == provider.OpSend {
 					sent++
 				}
@@ -87,6 +88,11 @@ func refusalsKeepOrder(w *world) {
 			}
 		}
 		if w.rng.IntN(4) > 0 && i < total {
+			continue
+		}
+		// Now and then the receiver's owner looks away until its queue is full.
+		if b.paused = i < total && (b.paused && full < settleRounds || w.rng.IntN(200) == 0); b.paused {
+			w.pump()
 			continue
 		}
 		w.until("a poll finds something", func() bool { return w.pump() > 0 || len(a.out) == 0 })

@@ -27,13 +27,14 @@ type hostProvider struct {
 func (p hostProvider) Name() string { return "sim" }
 
 func (p hostProvider) Devices(context.Context) ([]provider.Device, error) {
-	devs := make([]provider.Device, p.f.cfg.NICs)
+	nics := p.f.cfg.nics(p.host)
+	devs := make([]provider.Device, len(nics))
 	for i := range devs {
 		devs[i] = provider.Device{
 			Provider: "sim",
 			Name:     fmt.Sprintf("nic%d", i),
 			Fabric:   p.f.label,
-			LinkBits: p.f.cfg.NIC.LinkBits,
+			LinkBits: nics[i].LinkBits,
 			NUMA:     -1,
 		}
 	}
@@ -42,7 +43,8 @@ func (p hostProvider) Devices(context.Context) ([]provider.Device, error) {
 
 func (p hostProvider) Open(ctx context.Context, dev provider.Device, cfg provider.Config) (provider.Domain, error) {
 	devs, _ := p.Devices(ctx)
-	if !slices.ContainsFunc(devs, func(d provider.Device) bool { return d.Name == dev.Name }) {
+	i := slices.IndexFunc(devs, func(d provider.Device) bool { return d.Name == dev.Name })
+	if i < 0 {
 		return nil, fmt.Errorf("open %s on sim host %s: %w: there are %d NICs", dev.Name, p.host, provider.ErrInvalid, len(devs))
 	}
 	orDefault(&cfg.MaxPeers, provider.DefaultMaxPeers)
@@ -52,7 +54,12 @@ func (p hostProvider) Open(ctx context.Context, dev provider.Device, cfg provide
 	f := p.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	d := &domain{f: f, host: p.host, place: p.host + "/" + dev.Name, bell: cfg.Bell, slots: make([]slot, 0, 8), maxPeers: cfg.MaxPeers}
+	d := &domain{f: f, host: p.host, place: p.host + "/" + dev.Name, nic: &f.cfg.nics(p.host)[i], bell: cfg.Bell, slots: make([]slot, 0, 8), maxPeers: cfg.MaxPeers}
+	if d.owner = f.owners[cfg.Bell]; d.owner == nil {
+		d.owner = &owner{}
+		f.owners[cfg.Bell] = d.owner
+	}
+	d.owner.domains++
 	if d.port = f.ports[d.place]; d.port == nil {
 		d.port = &port{}
 		f.ports[d.place] = d.port
@@ -65,7 +72,9 @@ func (p hostProvider) Open(ctx context.Context, dev provider.Device, cfg provide
 type domain struct {
 	f           *Fabric
 	host, place string // "a", "a/nic0"
+	nic         *NIC
 	port        *port
+	owner       *owner
 	bell        provider.Bell
 
 	dead   error // Close or Kill ended it
@@ -102,10 +111,10 @@ var (
 )
 
 func (d *domain) Caps() provider.Caps {
-	n := d.f.cfg.NIC
+	n := d.nic
 	return provider.Caps{
 		MaxMsg: n.MaxMsg, MaxSend: provider.MinMaxSend, PeerDepth: n.PeerDepth, RecvDepth: n.RecvDepth,
-		CrossHost: true, HeapMemory: true, Phantom: true, GrantRange: true, Refusals: true, LinkBits: n.LinkBits, Fabric: d.f.label,
+		CrossHost: true, Ordered: n.Ordered, HeapMemory: true, Phantom: true, GrantRange: true, Refusals: true, LinkBits: n.LinkBits, Fabric: d.f.label,
 		DrainBound: d.f.cfg.RetryTimeout + drainSlack,
 	}
 }
@@ -139,7 +148,7 @@ func (d *domain) Arm() bool {
 	f := d.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if d.dead != nil || d.done.len() > 0 || !f.cfg.Manual && len(f.events) > 0 {
+	if d.dead != nil || !d.isStalled() && (d.done.len() > 0 || !f.cfg.Manual && len(f.events) > 0) {
 		return true
 	}
 	d.armed = true
@@ -153,6 +162,9 @@ func (d *domain) Poll(cs []provider.Completion) (int, error) {
 	d.armed = false
 	if d.dead != nil {
 		return 0, d.dead
+	}
+	if d.isStalled() {
+		return 0, nil
 	}
 	// At least one, so that time passes for an owner that always has completions.
 	for i := 0; i < eventsPerPoll && !f.cfg.Manual && (i == 0 || d.done.len() == 0); i++ {
@@ -198,7 +210,15 @@ func (d *domain) Post(wrs []provider.WR) (int, error) {
 	if d.dead != nil {
 		return 0, d.dead
 	}
+	if d.isStalled() {
+		return 0, nil
+	}
+	last := provider.Peer(0)
 	for i := range wrs {
+		if wrs[i].Op != provider.OpRecv && wrs[i].Peer != last {
+			last = wrs[i].Peer
+			d.busy(d.nic.DoorbellCost)
+		}
 		if !d.post(&wrs[i]) {
 			return i, nil
 		}
@@ -206,12 +226,15 @@ func (d *domain) Post(wrs []provider.WR) (int, error) {
 	return len(wrs), nil
 }
 
+// busy keeps the domain's owner busy.
+func (d *domain) busy(t time.Duration) { d.owner.free = max(d.owner.free, d.f.now) + t }
+
 // post accepts one WR, or reports that its queue is full.
 func (d *domain) post(wr *provider.WR) bool {
 	if wr.Op == provider.OpRecv {
 		return d.postRecv(wr)
 	}
-	depth := d.f.cfg.NIC.PeerDepth
+	depth := d.nic.PeerDepth
 	e := d.find(wr.Peer)
 	if e == nil {
 		if d.stray == depth {
@@ -234,7 +257,7 @@ func (d *domain) post(wr *provider.WR) bool {
 		d.reject(wr, e, provider.StatusFlushed)
 		return true
 	}
-	limit := d.f.cfg.NIC.MaxMsg
+	limit := d.nic.MaxMsg
 	switch wr.Op {
 	case provider.OpWrite, provider.OpWriteImm:
 	case provider.OpSend:
@@ -262,7 +285,7 @@ func (d *domain) reject(wr *provider.WR, e *end, st provider.Status) {
 }
 
 func (d *domain) postRecv(wr *provider.WR) bool {
-	if d.posted == d.f.cfg.NIC.RecvDepth {
+	if d.posted == d.nic.RecvDepth {
 		return false
 	}
 	d.posted++
@@ -273,8 +296,10 @@ func (d *domain) postRecv(wr *provider.WR) bool {
 	}
 	d.recvs.push(receive{wr.Token, s})
 	if n := len(d.waiting); n > 0 {
-		i := d.f.rng.IntN(n)
-		o := d.waiting[i]
+		o := d.waiting[d.f.rng.IntN(n)]
+		if d.nic.Ordered {
+			o = d.earliest(o)
+		}
 		d.unwait(o)
 		d.f.match(o)
 	}
@@ -289,6 +314,6 @@ func (d *domain) Close() error {
 		return nil
 	}
 	d.closed = true
-	f.vanish(d, fmt.Errorf("sim: %s: %w", d.place, provider.ErrClosed))
+	f.vanish(d, fmt.Errorf("sim: %s: %w", d.place, provider.ErrClosed), false)
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 type eventKind uint8
 
 const (
-	evFragment eventKind = iota + 1 // fragment frag of op reaches the other NIC
+	evFragment eventKind = iota + 1 // fragment frag of op reaches the other NIC, or does so again
 	evPlaced                        // the last byte of op has been placed a moment ago
 	evAck                           // the writer learns the outcome of op
 	evHello                         // end, which is active, knocks at the address it was given
@@ -17,6 +17,7 @@ const (
 	evAccept                        // end, which is active, learns that it was accepted
 	evNotice                        // end learns that the other side has gone
 	evDrain                         // end, which the owner disconnected or fenced, becomes quiet
+	evBroken                        // end, whose NIC has sent something in vain too often
 	evTimer                         // a time limit is over (manual mode)
 )
 
@@ -131,6 +132,8 @@ func (f *Fabric) play(ev event) {
 		f.notice(ev.end)
 	case evDrain:
 		f.down(ev.end, provider.StatusFlushed)
+	case evBroken:
+		f.broken(ev.end)
 	case evTimer:
 		ev.timer.pending = false
 		ev.timer.fire()

@@ -3,39 +3,42 @@ package sim
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/hawser-project/hawser/provider"
 )
 
-// NIC is what one simulated port can do. The zero value of each field means the default.
-type NIC struct {
-	LinkBits  uint64        // bits per second, default 100e9
-	Latency   time.Duration // of the first byte, one way, default 5 µs
-	Jitter    time.Duration // largest random addition to a delay, default 20 µs; negative is none
-	OpCost    time.Duration // time of the port for each WR, beside its bytes; 1/OpCost is its message rate; default 100 ns
-	MTU       uint64        // bytes of a fragment, default 4096; a write has at most maxFragments, so long writes have longer ones
-	MaxMsg    uint64        // default 1 GiB
-	PeerDepth int           // default 128
-	RecvDepth int           // default 512
-}
-
 // Config describes a fabric. The zero value of each field means the default.
 type Config struct {
 	Seed uint64
 	NICs int // of each host, default 1
-	NIC  NIC
+	NIC  NIC // what each of them is
 
-	// RetryTimeout is how long a connection survives a cut, default 100 ms.
+	// Rails are the NICs of each host, in place of NICs and NIC: a profile, or kinds mixed.
+	Rails []NIC
+	// Hosts are those of the hosts that differ from the others.
+	Hosts map[string][]NIC
+
+	// Loss is the probability that a fragment or an acknowledgement is lost, 0 to 0.9. It is sent again after RetryDelay; a
+	// fragment whose acknowledgement was lost arrives twice, and the receiver drops the second. One that is lost
+	// maxRetries times ends its connection.
+	Loss       float64
+	RetryDelay time.Duration // default 50 µs
+
+	// RetryTimeout is how long a connection survives a cut, and how late the silent death of a peer is noticed; default 100 ms.
 	RetryTimeout time.Duration
 
 	// Manual leaves it to Step to move time.
 	Manual bool
 }
 
-// maxFragments bounds the events of one write, whatever its length.
+// maxFragments bounds the events of one write, whatever its length. It is the number of bits of op.seen.
 const maxFragments = 64
+
+// maxLoss keeps transmissions finite.
+const maxLoss = 0.9
 
 // orDefault replaces a zero value.
 func orDefault[T comparable](v *T, def T) {
@@ -46,17 +49,27 @@ func orDefault[T comparable](v *T, def T) {
 }
 
 func (c Config) withDefaults() Config {
-	orDefault(&c.NICs, 1)
+	orDefault(&c.RetryDelay, 50*time.Microsecond)
 	orDefault(&c.RetryTimeout, 100*time.Millisecond)
-	orDefault(&c.NIC.LinkBits, 100e9)
-	orDefault(&c.NIC.Latency, 5*time.Microsecond)
-	orDefault(&c.NIC.Jitter, 20*time.Microsecond)
-	orDefault(&c.NIC.OpCost, 100*time.Nanosecond)
-	orDefault(&c.NIC.MTU, 4096)
-	orDefault(&c.NIC.MaxMsg, 1<<30)
-	orDefault(&c.NIC.PeerDepth, 128)
-	orDefault(&c.NIC.RecvDepth, 512)
+	c.Loss = min(max(c.Loss, 0), maxLoss)
+	if c.Rails == nil {
+		c.Rails = slices.Repeat([]NIC{c.NIC}, max(c.NICs, 1))
+	}
+	c.Rails = withDefaults(c.Rails)
+	hosts := make(map[string][]NIC, len(c.Hosts))
+	for name, nics := range c.Hosts {
+		hosts[name] = withDefaults(nics)
+	}
+	c.Hosts = hosts
 	return c
+}
+
+// nics are those of a host.
+func (c *Config) nics(host string) []NIC {
+	if nics, ok := c.Hosts[host]; ok {
+		return nics
+	}
+	return c.Rails
 }
 
 // Fabric is the network that all NICs are plugged into. Its methods may be called from any goroutine.
@@ -68,17 +81,38 @@ type Fabric struct {
 	now     time.Duration
 	rng     *rand.Rand
 	events  eventQueue
+	played  uint64  // events so far
 	held    []event // of paths that are cut
 	trace   uint64
+	stats   Stats
 	domains []*domain // open ones, in the order of Open
 	ports   map[string]*port
+	owners  map[provider.Bell]*owner
 	offers  map[secret]*end
 	cuts    map[cut]bool
-	free    []*op // for reuse
+	islands []*island
+	stalls  map[string]int // places whose owners get nothing, and how often
+	script  []Fault        // to come, by At
+	free    []*op          // for reuse
 }
 
-// port is the wire of one NIC, shared by the domains that are open on it: when each direction is idle again.
-type port struct{ txFree, rxFree time.Duration }
+// Stats counts what happened on a fabric.
+type Stats struct {
+	Events     uint64 // played
+	Lost       uint64 // fragments and acknowledgements that were lost and sent again
+	Duplicates uint64 // fragments that arrived twice and were dropped
+	Reordered  uint64 // fragments of ordered NICs that had to wait for an earlier one
+	Faults     uint64 // injected
+}
+
+// port is the hardware of one NIC, shared by the domains that are open on it: when each part is idle again.
+type port struct{ opFree, txFree, rxFree time.Duration }
+
+// owner is whoever sleeps on a bell and posts to the domains that were opened with it: when it is idle again.
+type owner struct {
+	free    time.Duration
+	domains int
+}
 
 // New makes a fabric. Nothing has to be closed but the domains.
 func New(cfg Config) *Fabric {
@@ -90,6 +124,8 @@ func New(cfg Config) *Fabric {
 		ports:  map[string]*port{},
 		offers: map[secret]*end{},
 		cuts:   map[cut]bool{},
+		owners: map[provider.Bell]*owner{},
+		stalls: map[string]int{},
 	}
 }
 
@@ -110,6 +146,22 @@ func (f *Fabric) Trace() uint64 {
 	return f.trace
 }
 
+// Events is the number of events played so far: the next one has this index.
+func (f *Fabric) Events() uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.played
+}
+
+// Stats may be called at any time.
+func (f *Fabric) Stats() Stats {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.stats
+	s.Events = f.played
+	return s
+}
+
 // Step plays the next event and moves virtual time to it. It reports false when there is none.
 func (f *Fabric) Step() bool {
 	f.mu.Lock()
@@ -119,6 +171,7 @@ func (f *Fabric) Step() bool {
 
 func (f *Fabric) step() bool {
 	for {
+		f.playScript()
 		ev, ok := f.events.pop()
 		if !ok {
 			return false
@@ -126,6 +179,7 @@ func (f *Fabric) step() bool {
 		if ev.kind == evTimer && !ev.timer.pending {
 			continue // stopped: as if it had never been
 		}
+		f.played++
 		f.now = max(f.now, ev.at)
 		f.hash(uint64(ev.at), uint64(ev.kind), uint64(ev.frag), ev.id())
 		f.play(ev)
@@ -145,15 +199,46 @@ func (f *Fabric) hash(words ...uint64) {
 	}
 }
 
-// jitter is a random part of the longest delay.
-func (f *Fabric) jitter() time.Duration {
-	return time.Duration(f.rng.Int64N(max(int64(f.cfg.NIC.Jitter), 0) + 1))
+// jitter is a random part of a NIC's longest delay.
+func (f *Fabric) jitter(n *NIC) time.Duration {
+	return time.Duration(f.rng.Int64N(max(int64(n.Jitter), 0) + 1))
 }
 
-// hop is the time that something without bytes takes from one NIC to another.
-func (f *Fabric) hop() time.Duration { return f.cfg.NIC.Latency + f.jitter() }
-
-// serial is the time of n bytes on the wire.
-func (f *Fabric) serial(n uint64) time.Duration {
-	return time.Duration(float64(n) * 8 * float64(time.Second) / float64(f.cfg.NIC.LinkBits))
+// hop is the time that something without bytes takes from one NIC to another: half of the latency is of either side.
+func (f *Fabric) hop(from, to *NIC) time.Duration {
+	if from.Jitter < to.Jitter {
+		return (from.Latency+to.Latency)/2 + f.jitter(to)
+	}
+	return (from.Latency+to.Latency)/2 + f.jitter(from)
 }
+
+// trip is the hop from the NIC of an end to that of the other side, which may not be known.
+func (e *end) trip() time.Duration {
+	if e.other == nil {
+		return e.d.f.hop(e.d.nic, e.d.nic)
+	}
+	return e.d.f.hop(e.d.nic, e.other.d.nic)
+}
+
+// again is what losses add to the trip of a fragment or an acknowledgement; ok is false when the NIC gives up.
+func (f *Fabric) again() (delay time.Duration, ok bool) {
+	for n := 0; f.lose(); n++ {
+		if n == maxRetries {
+			return delay, false
+		}
+		delay += f.cfg.RetryDelay
+	}
+	return delay, true
+}
+
+// lose decides whether something is lost.
+func (f *Fabric) lose() bool {
+	if f.cfg.Loss == 0 || f.rng.Float64() >= f.cfg.Loss {
+		return false
+	}
+	f.stats.Lost++
+	return true
+}
+
+// maxRetries is how often a NIC sends something again, as RC queue pairs are set up to.
+const maxRetries = 7

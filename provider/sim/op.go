@@ -1,6 +1,11 @@
 package sim
 
-import "github.com/hawser-project/hawser/provider"
+import (
+	"slices"
+	"time"
+
+	"github.com/hawser-project/hawser/provider"
+)
 
 // op is a WR in flight. It is used again once it is done and no event names it.
 type op struct {
@@ -9,6 +14,8 @@ type op struct {
 	src    span
 	idx    int    // in from.ops
 	chunk  uint64 // bytes of a fragment
+	seq    uint64 // of its first fragment among those of from
+	seen   uint64 // fragments that have arrived, by bit
 	left   uint32 // fragments that have not arrived
 	total  uint32 // all of them
 	events int    // in the fabric's queue, or held by a cut
@@ -30,16 +37,35 @@ func (f *Fabric) start(e *end, wr *provider.WR, src span) {
 	} else {
 		o = new(op)
 	}
-	nic := &f.cfg.NIC
-	chunk := max(nic.MTU, (wr.Len+maxFragments-1)/maxFragments)
+	to := e.other
+	nic := e.d.nic
+	chunk := max(min(nic.MTU, to.d.nic.MTU), (wr.Len+maxFragments-1)/maxFragments)
 	frags := max(1, (wr.Len+chunk-1)/chunk)
-	*o = op{wr: *wr, from: e, src: src, idx: len(e.ops), chunk: chunk, left: uint32(frags), total: uint32(frags)}
+	*o = op{wr: *wr, from: e, src: src, idx: len(e.ops), seq: e.sent, chunk: chunk, left: uint32(frags), total: uint32(frags)}
 	e.ops = append(e.ops, o)
+	e.sent += frags
+	e.d.busy(nic.PostCost)
 	p := e.d.port
-	p.txFree = max(p.txFree, f.now) + nic.OpCost
+	// The engine works on one WR while the wire carries another.
+	p.opFree = max(p.opFree, e.d.owner.free) + nic.OpCost
+	p.txFree = max(p.txFree, p.opFree)
 	for i := range uint32(frags) {
-		p.txFree += f.serial(o.bytes(i))
-		f.schedule(p.txFree-f.now+f.hop(), event{kind: evFragment, op: o, frag: i})
+		p.txFree += nic.serial(o.bytes(i))
+		f.transmit(p.txFree-f.now, o, i)
+	}
+}
+
+// transmit sends a fragment that leaves the port after a time.
+func (f *Fabric) transmit(after time.Duration, o *op, frag uint32) {
+	e := o.from
+	late, ok := f.again()
+	if !ok {
+		f.schedule(after+late, event{kind: evBroken, end: e})
+		return
+	}
+	f.schedule(after+late+e.trip(), event{kind: evFragment, op: o, frag: frag})
+	if f.lose() { // its acknowledgement
+		f.schedule(after+late+f.cfg.RetryDelay+e.trip(), event{kind: evFragment, op: o, frag: frag})
 	}
 }
 
@@ -50,7 +76,7 @@ func (o *op) bytes(frag uint32) uint64 { return min(o.chunk, o.wr.Len-o.chunk*ui
 func (f *Fabric) fragment(ev event) {
 	o, to := ev.op, ev.op.from.other
 	if ev.frag&queued == 0 {
-		took := f.serial(o.bytes(ev.frag))
+		took := to.d.nic.serial(o.bytes(ev.frag))
 		p := to.d.port
 		p.rxFree = max(p.rxFree, f.now-took) + took
 		if wait := p.rxFree - f.now; wait > 0 {
@@ -63,6 +89,21 @@ func (f *Fabric) fragment(ev event) {
 	if to.state != up && to.state != closing {
 		return // lost; the writer flushes it when it notices
 	}
+	if o.seen>>frag&1 != 0 {
+		f.stats.Duplicates++
+		return
+	}
+	o.seen |= 1 << frag
+	if to.d.nic.Ordered {
+		f.inOrder(to, o, frag)
+		return
+	}
+	f.arrive(o, frag)
+}
+
+// arrive: a fragment that arrived takes effect.
+func (f *Fabric) arrive(o *op, frag uint32) {
+	to := o.from.other
 	if o.wr.Op != provider.OpSend {
 		dst, ok := to.remote(&o.wr)
 		if !ok {
@@ -75,8 +116,8 @@ func (f *Fabric) fragment(ev event) {
 	if o.left--; o.left > 0 {
 		return
 	}
-	if f.rng.Uint32()&3 == 0 { // the NIC takes its time to tell
-		f.schedule(f.jitter(), event{kind: evPlaced, op: o})
+	if !to.d.nic.Ordered && f.rng.Uint32()&3 == 0 { // the NIC takes its time to tell
+		f.schedule(f.jitter(to.d.nic), event{kind: evPlaced, op: o})
 		return
 	}
 	f.placed(o)
@@ -89,7 +130,7 @@ func (f *Fabric) placed(o *op) {
 	case to.state != up && to.state != closing:
 	case o.wr.Op == provider.OpWrite:
 		f.ack(o)
-	case o.wr.Op == provider.OpWriteImm && to.unpolled == f.cfg.NIC.PeerDepth:
+	case o.wr.Op == provider.OpWriteImm && to.unpolled == to.d.nic.PeerDepth:
 		o.stalled = true
 		to.stalled = append(to.stalled, o)
 	case o.wr.Op == provider.OpWriteImm:
@@ -102,7 +143,10 @@ func (f *Fabric) placed(o *op) {
 	}
 }
 
-func (f *Fabric) ack(o *op) { f.schedule(f.hop(), event{kind: evAck, op: o}) }
+func (f *Fabric) ack(o *op) {
+	late, _ := f.again() // whoever does not hear it asks again, and is told again
+	f.schedule(late+o.from.trip(), event{kind: evAck, op: o})
+}
 
 // immediate tells the receiver's owner of a write that was placed or refused.
 func (f *Fabric) immediate(o *op) {
@@ -118,10 +162,9 @@ func (f *Fabric) immediate(o *op) {
 
 // unstall lets the peer's immediates through for which there is room now.
 func (f *Fabric) unstall(e *end) {
-	for len(e.stalled) > 0 && e.unpolled < f.cfg.NIC.PeerDepth {
-		last := len(e.stalled) - 1
-		o := e.stalled[last]
-		e.stalled = e.stalled[:last]
+	for len(e.stalled) > 0 && e.unpolled < e.d.nic.PeerDepth {
+		o := e.stalled[0]
+		e.stalled = slices.Delete(e.stalled, 0, 1)
 		o.stalled = false
 		f.immediate(o)
 	}
@@ -177,14 +220,9 @@ func (f *Fabric) retire(o *op) {
 		e.other.d.unwait(o)
 	}
 	if o.stalled {
-		s := e.other.stalled
-		for i, x := range s {
-			if x == o {
-				s[i], s[len(s)-1] = s[len(s)-1], nil
-				e.other.stalled = s[:len(s)-1]
-				break
-			}
-		}
+		to := e.other
+		i := slices.Index(to.stalled, o)
+		to.stalled = slices.Delete(to.stalled, i, i+1)
 	}
 	o.done = true
 	f.recycle(o)

@@ -2,7 +2,6 @@ package sim_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -26,31 +25,56 @@ type owner struct {
 	bell *cpu.Parker
 	got  []provider.Completion
 	dead error // of Poll
+
+	beside bool   // its bell is another one's
+	memory []byte // that link registered, when it has bytes
+	posted int    // WRs that try posted, but for receives
 }
 
 func newWorld(t *testing.T, cfg sim.Config) *world {
 	w := &world{T: t, fab: sim.New(cfg)}
-	t.Cleanup(func() {
-		for _, o := range w.owners {
-			if err := errors.Join(o.dom.Close(), o.bell.Close()); err != nil {
-				t.Error(err)
-			}
-		}
-	})
+	t.Cleanup(w.close)
 	return w
+}
+
+// close ends the owners; a test that makes many worlds calls it early.
+func (w *world) close() {
+	for _, o := range w.owners {
+		if err := o.dom.Close(); err != nil {
+			w.Error(err)
+		}
+	}
+	for _, o := range w.owners {
+		if o.beside {
+			continue
+		}
+		if err := o.bell.Close(); err != nil {
+			w.Error(err)
+		}
+	}
+	w.owners = nil
 }
 
 func (w *world) open(host, nic string) *owner {
 	w.Helper()
-	bell, err := cpu.NewParker()
-	if err != nil {
+	return w.openBeside(host, nic, nil)
+}
+
+// openBeside opens a domain with the bell of others, if there are any.
+func (w *world) openBeside(host, nic string, others []*owner) *owner {
+	w.Helper()
+	var bell *cpu.Parker
+	var err error
+	if len(others) > 0 {
+		bell = others[0].bell
+	} else if bell, err = cpu.NewParker(); err != nil {
 		w.Fatal(err)
 	}
 	dom, err := w.fab.Provider(host).Open(context.Background(), provider.Device{Name: nic}, provider.Config{Bell: bell})
 	if err != nil {
 		w.Fatal(err)
 	}
-	o := &owner{w: w, dom: dom, bell: bell}
+	o := &owner{w: w, dom: dom, bell: bell, beside: len(others) > 0}
 	w.owners = append(w.owners, o)
 	return o
 }
@@ -147,7 +171,9 @@ func (w *world) link(a, b *owner, memory func(o *owner) provider.Memory) *link {
 	ups := a.count(provider.KindPeerUp, provider.StatusOK)
 	w.until("a is up", func() bool { return a.count(provider.KindPeerUp, provider.StatusOK) > ups })
 	for i, o := range [2]*owner{a, b} {
-		l.local[i], err = o.dom.Register(memory(o), provider.AccessRemoteWrite)
+		m := memory(o)
+		o.memory = m.Bytes
+		l.local[i], err = o.dom.Register(m, provider.AccessRemoteWrite)
 		must(err)
 	}
 	n := memory(a).Len()

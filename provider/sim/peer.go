@@ -43,10 +43,14 @@ type end struct {
 	hellos []*end // active ends that came before Connect
 	limit  *timer // of Connect, later of a cut
 
+	sent    uint64     // fragments, of an ordered NIC's connection numbered by it
+	arrived uint64     // fragments of the other side that have taken effect, when ordered
+	parked  eventQueue // those that came too early, by number
+
 	out      int   // writes and sends, until their completion is polled
 	ops      []*op // of these, the ones in flight
 	unpolled int   // immediates and refusals of the peer that wait for Poll, at most PeerDepth
-	stalled  []*op // the peer's writes whose immediates do not fit
+	stalled  []*op // the peer's writes whose immediates do not fit, oldest first
 	grants   map[uint64]grant
 
 	told    bool // KindPeerDown was delivered
@@ -146,7 +150,7 @@ func (d *domain) Connect(p provider.Peer, remote provider.Addr, active bool) err
 		f.meet(a, e)
 	}
 	if active {
-		f.schedule(f.hop(), event{kind: evHello, end: e})
+		f.schedule(e.trip(), event{kind: evHello, end: e})
 		if to := f.offers[e.dest]; to != nil {
 			to.d.stir()
 		}
@@ -183,10 +187,10 @@ func (f *Fabric) meet(a, to *end) {
 	}
 	a.other, to.other = to, a
 	f.bringUp(to)
-	f.schedule(f.hop(), event{kind: evAccept, end: a})
+	f.schedule(a.trip(), event{kind: evAccept, end: a})
 }
 
-func (f *Fabric) refuse(a *end) { f.schedule(f.hop(), event{kind: evRefuse, end: a}) }
+func (f *Fabric) refuse(a *end) { f.schedule(a.trip(), event{kind: evRefuse, end: a}) }
 
 func (f *Fabric) refused(a *end) {
 	if a.state == connecting {
@@ -223,6 +227,13 @@ func (f *Fabric) notice(e *end) {
 	f.down(e, provider.StatusPeerDown)
 }
 
+// broken: the NIC of an end gives up.
+func (f *Fabric) broken(e *end) {
+	if e.state == up || e.state == closing {
+		f.down(e, provider.StatusPeerDown)
+	}
+}
+
 // down ends one end: everything outstanding is flushed, then KindPeerDown is queued, and the other side will notice.
 func (f *Fabric) down(e *end, why provider.Status) {
 	if e.state == gone {
@@ -231,15 +242,16 @@ func (f *Fabric) down(e *end, why provider.Status) {
 	if e.leaving {
 		why = provider.StatusFlushed
 	}
-	f.cutOff(e)
+	f.cutOff(e, false)
 	for len(e.ops) > 0 {
 		f.finish(e.ops[f.rng.IntN(len(e.ops))], provider.StatusFlushed)
 	}
 	e.d.complete(entry{provider.Completion{Peer: e.peer, Kind: provider.KindPeerDown, Status: why}, e})
 }
 
-// cutOff makes an end deaf and dumb: nothing of the other side lands any more, and the other side will notice.
-func (f *Fabric) cutOff(e *end) {
+// cutOff makes an end deaf and dumb: nothing of the other side lands any more, and the other side will notice, after RetryTimeout when
+// it died in silence.
+func (f *Fabric) cutOff(e *end, silent bool) {
 	e.state = gone
 	f.withdraw(e)
 	clear(e.grants)
@@ -247,6 +259,7 @@ func (f *Fabric) cutOff(e *end) {
 		o.stalled = false
 	}
 	e.stalled = nil
+	f.unpark(e)
 	if e.other == nil {
 		return
 	}
@@ -255,8 +268,13 @@ func (f *Fabric) cutOff(e *end) {
 			e.d.unwait(o)
 		}
 	}
-	if e.other.state != gone {
-		f.schedule(f.hop(), event{kind: evNotice, end: e.other})
+	switch {
+	case e.other.state == gone:
+	case silent:
+		other := e.other
+		f.after(f.cfg.RetryTimeout, func() { f.notice(other) })
+	default:
+		f.schedule(e.trip(), event{kind: evNotice, end: e.other})
 	}
 }
 
@@ -284,7 +302,7 @@ func (d *domain) leave(call string, p provider.Peer, fence bool) error {
 		f.down(e, provider.StatusFlushed)
 	case up:
 		e.state = closing
-		f.schedule(f.jitter(), event{kind: evDrain, end: e})
+		f.schedule(f.jitter(d.nic), event{kind: evDrain, end: e})
 	case gone:
 		f.settle(e)
 	}
@@ -304,11 +322,11 @@ func (f *Fabric) settle(e *end) {
 }
 
 // vanish ends a domain without a word to its owner.
-func (f *Fabric) vanish(d *domain, why error) {
+func (f *Fabric) vanish(d *domain, why error, silent bool) {
 	if d.dead == nil {
 		for i, s := range d.slots {
 			if s.end != nil {
-				f.cutOff(s.end)
+				f.cutOff(s.end, silent)
 				for len(s.end.ops) > 0 {
 					f.retire(s.end.ops[0])
 				}
@@ -323,6 +341,9 @@ func (f *Fabric) vanish(d *domain, why error) {
 }
 
 func (f *Fabric) forget(d *domain) {
+	if d.owner.domains--; d.owner.domains == 0 {
+		delete(f.owners, d.bell)
+	}
 	for i, x := range f.domains {
 		if x == d {
 			f.domains = append(f.domains[:i], f.domains[i+1:]...)
