@@ -49,15 +49,16 @@ type story struct {
 // adversaryWorld is some hosts, the channels between them, and what must be true of them.
 type adversaryWorld struct {
 	story
-	rng    *rand.Rand
-	f      *sim.Fabric
-	hosts_ []*simHost
-	jobs   []*job
-	events int
-	faults int
-	log    []string
-	loud   bool
-	wrong  string // the first thing that is not as it must be
+	rng     *rand.Rand
+	f       *sim.Fabric
+	hosts_  []*simHost
+	jobs    []*job
+	events  int
+	faults  int
+	stalled time.Duration // until then some NIC may do nothing
+	log     []string
+	loud    bool
+	wrong   string // the first thing that is not as it must be
 }
 
 // simHost is one engine without its goroutines: a group, counters, memory.
@@ -90,6 +91,7 @@ type job struct {
 	ends   int
 	read   bool // the receiver has taken the memory back
 	shared bool // its immediate is that of other jobs too
+	bad    bool // the receiver refuses it
 }
 
 func (j *job) Complete(op *Op) {
@@ -228,11 +230,19 @@ func (w *adversaryWorld) checkBytes(j *job, when string) {
 
 func newAdversary(s story) (*adversaryWorld, error) {
 	w := &adversaryWorld{story: s, rng: rand.New(rand.NewPCG(s.seed, 99))}
-	nic := sim.NIC{MTU: 600, PeerDepth: 4 + w.rng.IntN(12), RecvDepth: 8, Latency: time.Microsecond, Jitter: 3 * time.Microsecond}
-	if w.rng.IntN(2) == 0 {
-		nic.MaxMsg = 1000 // long parts go in fragments
+	w.ordered = w.rng.IntN(2) == 0
+	nics := make([]sim.NIC, max(s.rails[0], s.rails[1]))
+	for i := range nics {
+		nics[i] = sim.NIC{
+			MTU: 600, PeerDepth: 4 + w.rng.IntN(12), RecvDepth: 8, Latency: time.Microsecond, Jitter: 3 * time.Microsecond,
+			LinkBits: 1e9 << w.rng.IntN(8), Ordered: w.ordered,
+		}
+		if w.rng.IntN(2) == 0 {
+			nics[i].MaxMsg = 300 + w.rng.Uint64N(1000) // long parts go in fragments
+		}
 	}
-	w.f = sim.New(sim.Config{Seed: s.seed, NICs: max(s.rails[0], s.rails[1]), NIC: nic, Manual: true, RetryTimeout: 20 * time.Microsecond})
+	loss := max(0, w.rng.Float64()-0.7)
+	w.f = sim.New(sim.Config{Seed: s.seed, Rails: nics, Manual: true, Loss: loss, RetryDelay: 2 * time.Microsecond, RetryTimeout: 20 * time.Microsecond})
 	size := s.ops * cellLen
 	for i := range s.hosts {
 		h := &simHost{w: w, name: string(rune('a' + i)), imms: imm.NewTable(), msgs: map[uint32]int{}, in: make([][]*wire.LinkNotice, s.hosts), ended: make([]bool, s.hosts)}
@@ -281,7 +291,18 @@ func (w *adversaryWorld) connect() error {
 			k += i + 1
 			n, m := w.rails[min(i, 1)], w.rails[1]
 			var slots []Slot
-			for r := range max(n, m) {
+			links := max(n, m)
+			standby := links > 1 && w.rng.IntN(3) == 0
+			for r := range links {
+				var remotes []uint16
+				for alt := range m {
+					remotes = append(remotes, uint16((r+alt)%m))
+				}
+				slots = append(slots, Slot{Local: r % n, Remote: remotes})
+				if standby && r == links-1 {
+					slots[r].Class = 1
+					break
+				}
 				x, err := a.g.Offer(a.peers[k], r%n)
 				if err != nil {
 					return err
@@ -293,11 +314,6 @@ func (w *adversaryWorld) connect() error {
 				if err := errors.Join(a.g.Connect(a.peers[k], r, y, false), b.g.Connect(b.peers[i], r, x, true)); err != nil {
 					return err
 				}
-				var remotes []uint16
-				for alt := range m {
-					remotes = append(remotes, uint16((r+alt)%m))
-				}
-				slots = append(slots, Slot{Local: r % n, Remote: remotes})
 			}
 			w.rest()
 			a.g.Live(a.peers[k], true, slots)
@@ -332,7 +348,10 @@ func (w *adversaryWorld) plan() {
 		j.Peer, j.Owner = h.peers[to], j
 		j.Rail = w.rng.IntN(2) * w.rng.IntN(w.rails[min(from, 1)]+1)
 		j.Op.Imm = uint32(id)
-		switch w.rng.IntN(7) {
+		switch w.rng.IntN(8) {
+		case 7: // outside of what the receiver allows
+			j.Kind, j.Len, j.HasImm, j.Parts, j.bad = Write, 100, true, 1, true
+			j.SrcOff, j.DstOff = base, uint64(w.ops*cellLen)+base
 		case 0:
 			j.Kind, j.HasImm, j.count = Signal, true, 1
 			if w.rng.IntN(4) == 0 && id > 0 {
@@ -424,6 +443,8 @@ const (
 	faultLose  = iota // one side gives up a connection that works, as after a stall
 	faultBlink        // the path between two NICs is cut, shorter than networks notice
 	faultCut          // or longer
+	faultStall        // a NIC does nothing for a while
+	faultPart         // hosts do not reach each other for a while
 	faultNIC          // a NIC dies
 	faultFence        // a session is fenced, for good
 	faultKinds
@@ -455,7 +476,18 @@ func (w *adversaryWorld) harm(kind int) {
 		}
 		w.note("heal %s from %s", x, y)
 		w.f.Heal(x, y)
+	case faultStall:
+		w.note("%s/nic%d stalls", a.name, l.rail.index)
+		d := time.Duration(w.rng.IntN(60)) * time.Microsecond
+		w.stalled = max(w.stalled, w.f.Now()+d)
+		w.f.Stall(fmt.Sprintf("%s/nic%d", a.name, l.rail.index), d)
+	case faultPart:
+		w.note("%s and %s part", a.name, b.name)
+		w.f.Inject(sim.Fault{Kind: sim.FaultPartition, Places: []string{a.name}, For: time.Duration(1+w.rng.IntN(60)) * time.Microsecond})
 	case faultNIC:
+		if w.f.Now() < w.stalled {
+			return // it may hold what has arrived and was not polled, which a domain that fails in order does not
+		}
 		w.note("rail %d of %s dies", l.rail.index, a.name)
 		a.g.Call(func(g *Group) {
 			for !l.rail.dead && g.poll(l.rail) > 0 { // a domain fails when everything that has arrived was polled
@@ -564,6 +596,12 @@ func (w *adversaryWorld) finish() {
 		most[k] += j.count
 		if j.ends > 0 && j.Status == provider.StatusOK {
 			least[k] += j.count
+		}
+		if j.bad {
+			if j.ends > 0 && j.Status != provider.StatusAccess && !w.hosts_[j.from].ended[j.to] && !w.ambiguous(j) {
+				w.fail("job %d, which is not allowed, ended with %v", j.id, j.Status)
+			}
+			continue
 		}
 		if j.ends > 0 && j.Status != provider.StatusOK && !w.hosts_[j.from].ended[j.to] && !w.ambiguous(j) {
 			w.fail("job %d failed: %v", j.id, j.Status)

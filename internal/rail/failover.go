@@ -114,10 +114,11 @@ func (g *Group) settle(l *link) {
 	if l.state != lost || l.peer.down {
 		return
 	}
-	if l.proved {
+	quiet := l.proved && (l.outstanding == 0 || g.without&guardFlushed != 0)
+	if quiet { // not before: with both reports, the leader may begin the next connection
 		g.report(l)
 	}
-	ready := l.proved && l.report != nil && (l.outstanding == 0 || g.without&guardFlushed != 0)
+	ready := quiet && l.report != nil
 	if g.without&guardReport != 0 {
 		ready = l.outstanding == 0
 	}
@@ -153,12 +154,13 @@ func (g *Group) divideOrdered(l *link, gone []flight) error {
 		answered += l.refusedImms
 	}
 	imms, messages := rep.Imms+rep.Refusals-answered, rep.Messages-l.ackMsgs // that arrived without an answer
-	var lostImms, lostMsgs, lastSeq uint64
+	var lostImms, lostMsgs uint64
+	last := l.doneSeq
 	for i := range gone {
 		switch f := &gone[i]; {
 		case f.imm:
 			if lostImms++; lostImms <= imms {
-				lastSeq = f.seq
+				last = max(last, f.seq)
 			}
 		case f.op.Kind == Send:
 			lostMsgs++
@@ -171,10 +173,10 @@ func (g *Group) divideOrdered(l *link, gone []flight) error {
 	lostImms, lostMsgs = 0, 0
 	for i := range gone {
 		f := &gone[i]
-		arrived := f.op.ImmLast && f.seq < lastSeq // the page of an immediate that arrived
+		arrived := f.op.ImmLast && f.seq < last // a page of an immediate that arrived
 		switch {
 		case f.imm:
-			if lostImms < imms && slices.Contains(rep.Refused, answered+lostImms) {
+			if lostImms < imms && slices.Contains(rep.Refused, f.ord) {
 				lostImms++
 				g.concluded(f.op, provider.StatusAccess)
 				continue

@@ -107,6 +107,7 @@ type flight struct {
 	link        *link
 	src, dst, n uint64 // see piece
 	seq         uint64 // number among the WRs of the connection
+	ord         uint64 // number among its immediates
 	gen         uint32
 	next        int32 // next free flight
 	send        int32 // send buffer, -1 when none

@@ -102,6 +102,7 @@ func (l *link) answered(f *flight, op *Op, st provider.Status) {
 	switch {
 	case f.imm && st == provider.StatusOK:
 		l.ackImms++
+		l.doneSeq = max(l.doneSeq, f.seq)
 		l.ackBucket[bucket(op.Imm)]++
 	case f.imm && st == provider.StatusAccess:
 		l.refusedImms++

@@ -107,7 +107,9 @@ type link struct {
 
 // conn is the account of one connection: what a fair division of what went down with it needs.
 type conn struct {
-	posted      uint64 // WRs
+	posted      uint64 // WRs,
+	postedImms  uint64 // and those with immediates
+	doneSeq     uint64 // the last immediate that the other side has counted, as far as its answers say: its number among the WRs
 	ackImms     uint64 // immediates that the other side has counted,
 	refusedImms uint64 // or refused, as far as its answers say
 	ackMsgs     uint64

@@ -171,6 +171,8 @@ func (g *Group) placePiece(p *Peer, op *Op) bool {
 	}
 	if imm {
 		wr.Op, wr.Imm = provider.OpWriteImm, op.Imm
+		f.ord = l.postedImms
+		l.postedImms++
 	}
 	if f.frag {
 		op.frags++
