@@ -172,7 +172,8 @@ func TestClosedCounterEndsWaits(t *testing.T) {
 	e := newWorld(t, "sim").engine(t, 0, 1)
 	c, ends := e.Counter(1), make(chan error, 4)
 	go func() { ends <- c.Wait(testContext(t), 1) }()
-	go func() { <-c.Done(1); ends <- hawser.ErrClosed }()
+	channel := c.Done(1) // waits before Close, whoever of the others does
+	go func() { <-channel; ends <- hawser.ErrClosed }()
 	go func() { _, err := hawser.WaitAny(testContext(t), hawser.Reach{Counter: c, N: 1}); ends <- err }()
 	go func() { ends <- hawser.WaitAll(testContext(t), hawser.Reach{Counter: c, N: 1}) }()
 	c.OnReach(1, func() { t.Error("called") })

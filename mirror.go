@@ -59,16 +59,26 @@ func (c *Counter) startMirror(s Slice) error {
 func (c *Counter) unmirror() {
 	c.mu.Lock()
 	r := c.mirror
-	if r != nil {
-		c.mirror = nil
-		c.c.Mirror(nil)
-	}
 	c.mu.Unlock()
-	if r == nil {
+	if r == nil || !c.letGo(r) {
 		return
 	}
 	if err := c.e.worker.do(func(*rail.Group) error { return nil }); errors.Is(err, errNoWorker) {
 		<-c.e.worker.done
 	}
 	r.uses.Add(-1)
+}
+
+// letGo makes r hold no mirror of c, and reports false when another call was faster. The engine may have freed r when it closed.
+func (c *Counter) letGo(r *Region) bool {
+	r.mu.Lock() // before mu, as in startMirror
+	defer r.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mirror != r {
+		return false
+	}
+	c.mirror = nil
+	c.c.Unmirror(r.freed)
+	return true
 }

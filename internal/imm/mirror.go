@@ -21,21 +21,21 @@ func Word(b []byte) (*atomic.Uint64, error) {
 	return (*atomic.Uint64)(p), nil // safe: 8 aligned bytes, and the result keeps b alive when it is on the Go heap
 }
 
-// Mirror makes every count appear in w, beginning with the present one; nil ends it, and leaves the word with the present count. A
-// worker that was in the middle of Add may write to it once more: whoever owns it waits for the worker. SetThreshold and Mirror are
-// called one at a time.
+// Mirror makes every count appear in w, beginning with the present one. SetThreshold, Mirror and Unmirror are called one at a time.
 func (c *Counter) Mirror(w *atomic.Uint64) {
-	if w == nil {
-		if old := c.mirror.Swap(nil); old != nil {
-			raise(old, c.n.Load()) // who has seen the count finds it in the word
-		}
-		c.alarm.Store(c.threshold.Load())
-		return
-	}
 	w.Store(0) // before any worker knows it: what lies there is no count
 	c.mirror.Store(w)
 	c.alarm.Store(0)
 	raise(w, c.n.Load()) // what was counted before a worker saw the alarm
+}
+
+// Unmirror ends it, and leaves the word with the present count unless its memory is gone. A worker that was in the middle of Add may
+// write to the word once more: whoever owns it waits for the worker.
+func (c *Counter) Unmirror(gone bool) {
+	if w := c.mirror.Swap(nil); w != nil && !gone {
+		raise(w, c.n.Load()) // who has seen the count finds it in the word
+	}
+	c.alarm.Store(c.threshold.Load())
 }
 
 // raise makes w at least n. Two workers may come in the wrong order; the word never goes back.

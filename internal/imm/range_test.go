@@ -232,13 +232,13 @@ func TestMirrorFollowsAndStops(t *testing.T) {
 	if w.Load() != 5 {
 		t.Fatalf("the mirror went back to %d", w.Load())
 	}
-	c.Mirror(nil)
+	c.Unmirror(false)
 	if due := add(t, tab, src, 1); w.Load() != 5 || due == nil {
 		t.Fatalf("a mirror that has ended goes on to %d, due %v", w.Load(), due != nil)
 	}
 	c.Mirror(w)
 	w.Store(0) // as if the worker that counts last had not come to it yet
-	if c.Mirror(nil); w.Load() != 6 {
+	if c.Unmirror(false); w.Load() != 6 {
 		t.Fatalf("a mirror ends with %d, the count is 6", w.Load())
 	}
 	if _, err := Word(b[4:12]); err == nil {
