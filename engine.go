@@ -46,16 +46,17 @@ type Engine struct {
 	managed   Imms
 	inbox     *inbox
 
-	ops      *ring.Queue[*op] // free ones
-	scatters *ring.Queue[*scatter]
-	inflight atomic.Int64  // operations from takeOp to dropOp
-	serial   atomic.Uint64 // of the descriptor that was issued last
-	bulks    atomic.Int64  // calls of SendBulk
-	closing  atomic.Bool
-	done     chan struct{}  // closed when nothing moves any more: ends all waits
-	wg       sync.WaitGroup // listeners, handshakes, sessions, heart
-	ctx      context.Context
-	cancel   context.CancelFunc
+	ops        *ring.Queue[*op] // free ones
+	scatters   *ring.Queue[*scatter]
+	inflight   atomic.Int64  // operations from takeOp to dropOp
+	revokeTime time.Duration // see the constant; tests change it
+	serial     atomic.Uint64 // of the descriptor that was issued last
+	bulks      atomic.Int64  // calls of SendBulk
+	closing    atomic.Bool
+	done       chan struct{}  // closed when nothing moves any more: ends all waits
+	wg         sync.WaitGroup // listeners, handshakes, sessions, heart
+	ctx        context.Context
+	cancel     context.CancelFunc
 
 	closeOnce sync.Once
 	closeErr  error // guarded by closeOnce
@@ -84,7 +85,7 @@ func Open(ctx context.Context, o Options) (*Engine, error) {
 		return nil, fmt.Errorf("open: %w", err)
 	}
 	e := &Engine{
-		opts: o, imms: imm.NewTable(), ops: ring.NewQueue[*op](poolSize), scatters: ring.NewQueue[*scatter](idleScatters), done: make(chan struct{}),
+		opts: o, revokeTime: revokeTime, imms: imm.NewTable(), ops: ring.NewQueue[*op](poolSize), scatters: ring.NewQueue[*scatter](idleScatters), done: make(chan struct{}),
 		regions: map[uint64]*Region{}, peers: map[ID]*Peer{}, fenced: map[ID]uint64{}, dials: map[string]*dial{},
 		redials: make(chan struct{}, maxRedials), observers: map[int]func(PeerEvent){},
 	}

@@ -355,10 +355,10 @@ func TestDescriptorsAreBoundedAndCannotBeForged(t *testing.T) {
 			t.Errorf("import of a closed region: %v", err)
 		}
 		tr, err = a.Write(hawser.Write{Src: src.Slice(0, 500), Dst: rem.All()})
-		if err != nil {
-			t.Fatal(err)
+		if err == nil { // a could not be told in time: then the network refuses
+			err = tr.Wait(testContext(t))
 		}
-		if err := tr.Wait(testContext(t)); !errors.Is(err, hawser.ErrAccess) {
+		if !errors.Is(err, hawser.ErrStale) && !errors.Is(err, hawser.ErrAccess) {
 			t.Errorf("write to a closed region: %v", err)
 		}
 	})

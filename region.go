@@ -31,6 +31,7 @@ type Region struct {
 	mr     rail.Memory
 	uses   atomic.Int64 // operations that read from it, and mirrors
 	closed atomic.Bool  // set under mu
+	grants grants
 
 	mu    sync.Mutex // held while it closes
 	span  *mem.Span
@@ -87,7 +88,8 @@ func (r *Region) All() Slice { return Slice{Region: r, Len: r.Len()} }
 // Slice is n bytes from off. Bounds are checked by the operation that uses it.
 func (r *Region) Slice(off, n uint64) Slice { return Slice{Region: r, Off: off, Len: n} }
 
-// Close makes all descriptors of the region stale, then frees it. Writes of peers that are under way fail there and change
+// Close makes all descriptors of the region stale, then frees it. Peers that have imported it are asked to stop first, as by
+// Revoke; those that do not answer within 100 ms are not fenced: the network ends their keys, their writes fail there and change
 // nothing that is visible here. ErrBusy: operations of this engine still read from it, or a Counter mirrors into it.
 func (r *Region) Close() error {
 	r.mu.Lock()
@@ -99,6 +101,7 @@ func (r *Region) Close() error {
 		}
 	}
 	r.mu.Unlock()
+	r.revokeAll()
 	if err := r.free(); err != nil {
 		return fmt.Errorf("close region %d: %w", r.id, err)
 	}

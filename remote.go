@@ -14,6 +14,7 @@ import (
 // with the peer; operations on it fail with ErrStale afterwards.
 type Remote struct {
 	sess *session
+	area *area
 	rr   rail.Remote
 	d    wire.Descriptor
 }
@@ -37,14 +38,31 @@ func (e *Engine) Import(ctx context.Context, d Descriptor) (*Remote, error) {
 	if err != nil {
 		return nil, fmt.Errorf("import: %w", err)
 	}
+	for range importTries {
+		r, err := s.importFrom(ctx, &d)
+		if err != nil {
+			return nil, fmt.Errorf("import from %s: %w", p, err)
+		}
+		if !r.area.revoked.Load() {
+			return r, nil
+		}
+	}
+	return nil, fmt.Errorf("import from %s: %w: %w", p, ErrStale, errTaken)
+}
+
+// importTries is how often a region may be taken back while it is imported: the descriptor may have been issued after that.
+const importTries = 3
+
+func (s *session) importFrom(ctx context.Context, d *Descriptor) (*Remote, error) {
+	a := s.lent.areas.get(s, d.d.Region) // before the owner grants: what it takes back after that is seen
 	var res wire.Resolved
 	if err := s.ask(ctx, wire.TypeResolve, &wire.Resolve{Descriptor: d.d}, &res); err != nil {
-		return nil, fmt.Errorf("import from %s: %w", p, err)
+		return nil, err
 	}
 	if err := faultError(&res); err != nil {
-		return nil, fmt.Errorf("import from %s: %w", p, err)
+		return nil, err
 	}
-	r := &Remote{sess: s, d: d.d}
+	r := &Remote{sess: s, area: a, d: d.d}
 	r.rr.Init(s.links.Load(), r, railKeys(res.Keys))
 	return r, nil
 }
@@ -96,6 +114,9 @@ func (s *session) resolve(d *wire.Descriptor) *wire.Resolved {
 	defer cancel()
 	var keys []rail.LinkKey
 	err := e.worker.retry(ctx, func(g *rail.Group) (err error) {
+		if !r.grants.begin(s, d.Gen) { // here, because the worker also ends grants
+			return fmt.Errorf("%w: %w", ErrStale, errTaken)
+		}
 		keys, err = g.Grant(&r.mr, s.links.Load(), d.Off, d.Len)
 		return err
 	})

@@ -82,6 +82,7 @@ type op struct {
 	name     string
 	sess     *session
 	region   *Region // source, held while in flight
+	area     *area   // of the destination, held while in flight
 	transfer *Transfer
 	queue    *Queue
 }
@@ -120,6 +121,7 @@ func (e *Engine) dropOp(o *op) {
 	if o.region != nil {
 		o.region.uses.Add(-1)
 	}
+	o.area.leave()
 	if cap(o.Data) > keepData {
 		o.Data = nil
 	}
@@ -127,7 +129,7 @@ func (e *Engine) dropOp(o *op) {
 		o.SrcIdx, o.DstIdx = nil, nil
 	}
 	o.Op.Reset()
-	o.sess, o.region, o.transfer, o.queue = nil, nil, nil, nil
+	o.sess, o.region, o.area, o.transfer, o.queue = nil, nil, nil, nil, nil
 	e.ops.Push(o) // when the pool is full the collector takes it
 	e.inflight.Add(-1)
 }
@@ -156,7 +158,7 @@ func (e *Engine) submit(o *op) error {
 func (o *op) Complete(*rail.Op) {
 	var err error
 	if o.Status != 0 {
-		err = &OpError{Op: o.name, Peer: o.sess.peer, Err: statusError(o.Status, o.sess.cause())}
+		err = &OpError{Op: o.name, Peer: o.sess.peer, Err: o.area.explain(statusError(o.Status, o.sess.cause()))}
 	}
 	if invariants.Enabled && o.transfer == nil && o.queue == nil {
 		invariants.Broken("%s completed twice", o.name)
@@ -191,7 +193,14 @@ func (r *Region) use() error {
 // hot:
 func (o *op) target(r *Remote, pin OptRail) error {
 	o.Dst = &r.rr
-	return o.reach(r.sess, pin)
+	if err := o.reach(r.sess, pin); err != nil {
+		return err
+	}
+	if err := r.area.enter(); err != nil {
+		return err
+	}
+	o.area = r.area
+	return nil
 }
 
 // reach makes o go to the other side of s.

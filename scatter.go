@@ -115,6 +115,7 @@ type leg struct {
 	rail.Op
 	parent *scatter
 	sess   *session
+	area   *area // of the destination, held while in flight
 }
 
 // takeScatter reserves a scatter of n legs, ErrLimit when too many operations are in flight.
@@ -168,7 +169,7 @@ func (s *scatter) rewind() *ring.Queue[*scatter] {
 	}
 	for i := range s.legs {
 		s.legs[i].Reset()
-		s.legs[i].sess = nil
+		s.legs[i].sess, s.legs[i].area = nil, nil
 	}
 	if cap(s.legs) > keepLegs {
 		s.legs = nil
@@ -257,7 +258,7 @@ func checkSpan(srcOff, n, srcLen, dstOff, dstLen uint64) error {
 func (l *leg) aim(i int, r *Scatter, t *Target) (err error) {
 	l.Kind = rail.Write
 	l.Src, l.Dst = &r.Src.Region.mr, &t.Dst.Remote.rr
-	l.Owner, l.Cookie, l.sess = l, uint64(i), t.Dst.Remote.sess
+	l.Owner, l.Cookie, l.sess, l.area = l, uint64(i), t.Dst.Remote.sess, t.Dst.Remote.area
 	if l.Rail, err = l.sess.pinned(r.Pin); err != nil {
 		return fmt.Errorf("target %d: %w", i, err)
 	}
@@ -277,7 +278,11 @@ func (s *scatter) submit() error {
 	var first, last *rail.Op
 	for i := range s.legs {
 		l := &s.legs[i]
-		if err := l.sess.usable(); err != nil {
+		err := l.sess.usable()
+		if err == nil {
+			err = l.area.enter()
+		}
+		if err != nil {
 			s.fail(i, err)
 			continue
 		}
@@ -299,6 +304,9 @@ func (s *scatter) submit() error {
 		return nil
 	}
 	if !e.worker.group.Submit(first) {
+		for o := first; o != nil; o = o.Chain {
+			o.Owner.(*leg).area.leave()
+		}
 		s.drop()
 		return fmt.Errorf("scatter: %w: the worker is %d operations behind", ErrLimit, rail.SubmitDepth)
 	}
@@ -318,8 +326,9 @@ func (s *scatter) fail(i int, err error) {
 func (l *leg) Complete(*rail.Op) {
 	s := l.parent
 	if l.Status != 0 {
-		s.fail(int(l.Cookie), statusError(l.Status, l.sess.cause()))
+		s.fail(int(l.Cookie), l.area.explain(statusError(l.Status, l.sess.cause())))
 	}
+	l.area.leave()
 	if invariants.Enabled && (l.Owner == nil || s.left <= 0) {
 		invariants.Broken("a target of a scatter completed twice")
 	}

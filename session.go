@@ -45,6 +45,7 @@ type session struct {
 	prev      atomic.Pointer[session]   // the session before, while it is not over; cleared by follow
 	silent    atomic.Int32              // heart ticks since the peer was heard
 	bulk      bulk
+	lent      lent
 	over      atomic.Bool // proved, and everything about the session has been told
 
 	inService    atomic.Int32  // links that carry operations
@@ -82,6 +83,7 @@ func (e *Engine) newSession(p *Peer, conn net.Conn, dialer bool) *session {
 	}
 	s.target = s
 	s.bulk.init()
+	s.lent.asked = make(chan struct{}, wire.MaxRevokes)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.links.Store(&rail.Peer{Tag: s, Allowed: e.allowed()})
 	return s
@@ -419,8 +421,10 @@ func (s *session) handle(f wire.Frame) error {
 			return err
 		}
 		s.reply(wire.TypeResolved, f.Request, s.resolve(&m.Descriptor))
-	case wire.TypeResolved:
+	case wire.TypeResolved, wire.TypeRevoked:
 		return s.answer(f)
+	case wire.TypeRevoke:
+		return s.giveBack(f)
 	case wire.TypeLink:
 		return s.heard(f)
 	case wire.TypeBulkOffer, wire.TypeBulkChunk, wire.TypeBulkAck, wire.TypeBulkCancel:

@@ -76,17 +76,7 @@ func (g *Group) SetKeys(r *Remote, keys []LinkKey) {
 // CloseRemote makes operations on r fail with StatusAccess from now on: its owner has taken the memory back.
 func (g *Group) CloseRemote(r *Remote) {
 	r.closed = true
-	for op := r.Peer.ops.head; op != nil; {
-		next := op.next
-		if op.Dst == r {
-			r.Peer.ops.remove(op)
-			op.fail(provider.StatusAccess)
-			if op.inflight == 0 {
-				op.Owner.Complete(op)
-			}
-		}
-		op = next
-	}
+	g.Withdraw(r.Peer, func(op *Op) bool { return op.Dst == r })
 }
 
 // covers reports whether r can be written to over the current connection of l. If not, its owner is asked: the link came up after r
