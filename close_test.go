@@ -36,10 +36,10 @@ func shared(t testing.TB) (n int) {
 }
 
 // mapping is the line about the mapping that holds the address, empty when there is none.
-func mapping(t testing.TB, addr uint64) string {
+func mapping(t testing.TB, addr uintptr) string {
 	t.Helper()
 	for _, line := range mappings(t) {
-		var from, to uint64
+		var from, to uintptr
 		if _, err := fmt.Sscanf(line, "%x-%x", &from, &to); err != nil {
 			t.Fatal(err)
 		}
@@ -76,12 +76,7 @@ func closeInFlight(t *testing.T, w *world, m hawser.PollMode) {
 			t.Fatal(err)
 		}
 		wt := watch(t, a, func(uint64, uint64) {})
-		var addr uint64
-		if _, err := fmt.Sscanf(fmt.Sprintf("%p", wt.Word()), "0x%x", &addr); err != nil {
-			t.Fatal(err)
-		}
-
-		words := mapping(t, addr)
+		words := mapping(t, wt.Addr())
 
 		sp.withhold.Store(uint32(provider.KindWrite)) // no write of a ends any more
 		q := a.NewQueue(8)
@@ -137,7 +132,7 @@ func closeInFlight(t *testing.T, w *world, m hawser.PollMode) {
 		if _, err := a.Write(hawser.Write{Src: src.All(), Dst: rem.All()}); !errors.Is(err, hawser.ErrClosed) {
 			t.Errorf("write on a closed engine: %v", err)
 		}
-		if mapping(t, addr) == words {
+		if mapping(t, wt.Addr()) == words {
 			t.Error("a closed engine's words are still there")
 		}
 	})

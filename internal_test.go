@@ -336,7 +336,15 @@ func TestKickEndsThePause(t *testing.T) {
 				t.Fatal("a kick was lost")
 			}
 		}
+		e.watches.mu.Lock()
+		running := e.watches.running
+		e.watches.mu.Unlock()
 		w.Close()
+		select {
+		case <-running:
+		case <-time.After(hang):
+			t.Fatal("the watcher's goroutine sleeps on without words")
+		}
 		ctx, cancel := context.WithTimeout(t.Context(), hang)
 		if err := e.Close(ctx); err != nil {
 			t.Fatal(err)

@@ -67,6 +67,9 @@ func (e *Engine) openRails(ctx context.Context) error {
 		e.worker = nil
 		return errors.Join(err, w.group.Close(), parker.Close())
 	}
+	if w.thread.own {
+		e.opts.Log.Info("worker has a thread of its own", "poll", w.mode.String(), "cpus", w.thread.cpus.Count(), "node", w.thread.node)
+	}
 	return nil
 }
 

@@ -35,6 +35,7 @@ type Watcher struct {
 	ws   *watches
 	f    func(old, new uint64)
 	word *atomic.Uint64
+	addr uintptr
 	slot int
 
 	mu     sync.Mutex // held during a callback, so that Close waits for it
@@ -58,9 +59,12 @@ func (e *Engine) Watch(f func(old, new uint64)) (*Watcher, error) {
 	return w, nil
 }
 
-// Word is the word. It is not on the Go heap, and its address, which a GPU may be given, does not change. Nobody may touch it after
-// Engine.Close, nor after Close, when it may be another watcher's.
+// Word is the word. It is not on the Go heap, so the race detector does not see that what was written before a store to it can be
+// read by the callback. Nobody may touch it after Engine.Close, nor after Close, when it may be another watcher's.
 func (w *Watcher) Word() *atomic.Uint64 { return w.word }
+
+// Addr is the address of the word, which a GPU may be given: 8 bytes with a cache line to themselves.
+func (w *Watcher) Addr() uintptr { return w.addr }
 
 // Kick makes the engine look at the words now. A Go program that changes a word after a long time calls it to save the pause; while
 // words change often it does nothing.
@@ -149,7 +153,9 @@ func (ws *watches) open(f func(old, new uint64)) (*Watcher, error) {
 	if len(ws.free) == 0 {
 		return nil, fmt.Errorf("%w: %d words are watched", ErrLimit, watchSlots)
 	}
-	w := &Watcher{ws: ws, f: f, slot: ws.free[0], word: ws.span.Word(uint64(ws.free[0]) * watchSlot)}
+	slot := ws.free[0]
+	off := uint64(slot) * watchSlot
+	w := &Watcher{ws: ws, f: f, slot: slot, word: ws.span.Word(off), addr: ws.span.Addr(off)}
 	ws.free = ws.free[1:] // the one that was freed first: who is late with an old word mostly hits nobody
 	w.word.Store(0)
 	list := append(slices.Clone(*ws.list.Load()), w)

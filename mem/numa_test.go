@@ -56,6 +56,9 @@ func TestWordsAreWhereTheirBytesAre(t *testing.T) {
 	if s.Bytes()[4088] != 8 || s.Bytes()[4095] != 1 {
 		t.Fatalf("word is % x", s.Bytes()[4088:])
 	}
+	if got, first := s.Addr(4088), s.Addr(0); got != first+4088 || first%4096 != 0 {
+		t.Fatalf("the span is at %#x, its word at %#x", first, got)
+	}
 	for _, off := range []uint64{4, 4092, 4096, 1 << 63} {
 		func() {
 			defer func() {

@@ -13,3 +13,8 @@ func (s *Span) Word(off uint64) *atomic.Uint64 {
 	}
 	return (*atomic.Uint64)(unsafe.Pointer(&s.bytes[off])) // safe: 8 aligned bytes of s, checked above
 }
+
+// Addr is the address of the byte at offset off, for those who know nothing of Go. It means nothing after Free.
+func (s *Span) Addr(off uint64) uintptr {
+	return uintptr(unsafe.Pointer(&s.bytes[off])) // safe: never read through
+}
