@@ -1,6 +1,8 @@
 package hawser_test
 
 import (
+	"context"
+	"io"
 	"log/slog"
 	"runtime"
 	"strings"
@@ -75,11 +77,21 @@ func TestCallbackThatBreaksIsCounted(t *testing.T) {
 	}
 }
 
+// brokenLog panics when it is told that a peer is down, and when it is told about that panic.
+type brokenLog struct{ slog.Handler }
+
+func (h brokenLog) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "peer is down" || r.Message == "a callback has panicked" {
+		panic("the log")
+	}
+	return nil
+}
+
 // A log handler that panics is no worse than another callback.
 func TestLogThatPanicsIsCounted(t *testing.T) {
 	w := newWorld(t, "sim")
 	o := w.options(0, 1)
-	o.Log = newSlowLog("peer is down", func() { panic("the log") })
+	o.Log = slog.New(brokenLog{slog.NewTextHandler(io.Discard, nil)})
 	a, b, c := open(t, o), w.engine(t, 1, 1), w.engine(t, 2, 1)
 	p, err := a.Connect(testContext(t), b.Addr())
 	if err != nil {
@@ -91,7 +103,7 @@ func TestLogThatPanicsIsCounted(t *testing.T) {
 	if err := c.Close(testContext(t)); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the panic is counted", func() bool { return a.Stats().Callbacks.Panics == 1 })
+	eventually(t, "both panics are counted", func() bool { return a.Stats().Callbacks.Panics == 2 })
 	tr, err := a.Signal(hawser.Signal{To: p, Imm: 1})
 	wait(t, tr, err)
 }
