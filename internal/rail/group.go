@@ -61,7 +61,9 @@ type Group struct {
 	subs  *ring.Queue[*Op]
 	wake  func() // wakes the worker if it sleeps
 
-	first, last *Peer // peers with queued operations, in turn order
+	step        uint64 // number of the Step
+	closed      bool   // nothing is placed any more
+	first, last *Peer  // peers with queued operations, in turn order
 	live        []*Peer
 	due         []*link // settled in this Step
 	ticked      atomic.Bool
@@ -193,6 +195,7 @@ func (g *Group) Release(m *Message) {
 // hot:
 func (g *Group) Step() int {
 	n := 0
+	g.step++
 	if g.called.Load() {
 		n += g.runCalls()
 	}
@@ -286,6 +289,7 @@ func (g *Group) Close() error {
 			errs = append(errs, freeBuffers(r.recv.span))
 		}
 	}
+	g.closed = true
 	g.Flush()
 	for i := 0; i < len(g.sends); i += sendSlots {
 		errs = append(errs, freeBuffers(g.sends[i].span))

@@ -200,6 +200,43 @@ func TestPeerDepthIsRespectedAndOthersGoOn(t *testing.T) {
 	}
 }
 
+// A peer with much to do gets its turn in each Step, and no more, however its operations come.
+func TestPeersTakeTurns(t *testing.T) {
+	for name, op := range map[string]Op{
+		"many signals":        {Kind: Signal, HasImm: true},
+		"one after the other": {Kind: Write, Len: 8, Parts: 3},
+	} {
+		d := newFake(1000)
+		b := newBench(t, d)
+		busy, other := b.peer(), b.peer()
+		ends := &ended{}
+		submit := func(p *Peer) {
+			o := op
+			o.Peer, o.Owner = p, ends
+			if o.Kind == Write {
+				o.Src, o.Dst = b.memory(), b.remote(p)
+			}
+			b.g.Submit(&o)
+		}
+		for range 3 * turn {
+			submit(busy)
+		}
+		submit(other)
+		b.g.Step()
+		posted := map[provider.Peer]int{}
+		for _, wr := range d.posted {
+			posted[wr.Peer]++
+		}
+		if n := posted[d.posted[0].Peer]; n != turn || len(posted) != 2 {
+			t.Errorf("%s: %d writes of the busy peer in one turn of %d, %d peers had theirs", name, n, turn, len(posted))
+		}
+		b.finishAll()
+		if ends.n != 3*turn+1 {
+			t.Errorf("%s: %d operations ended", name, ends.n)
+		}
+	}
+}
+
 func TestRefusedBatchIsPostedLater(t *testing.T) {
 	d := newFake(100)
 	b := newBench(t, d)

@@ -185,6 +185,10 @@ func (o *Op) begin() {
 	o.begun = true
 	switch o.Kind {
 	case Write:
+		if o.Parts == 1 { // mostly; dividing takes longer than everything else here
+			o.cur = piece{src: o.SrcOff, dst: o.DstOff, n: o.Len, imm: o.HasImm}
+			return
+		}
 		from, to := cut(o.Len, i, o.Parts), cut(o.Len, i+1, o.Parts)
 		o.cur = piece{src: o.SrcOff + from, dst: o.DstOff + from, n: to - from, imm: o.HasImm}
 	case Pages:

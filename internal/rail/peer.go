@@ -18,6 +18,8 @@ type Peer struct {
 	ops      opList // writes and signals that have parts to post
 	messages opList // messages to post: a peer that does not read them must not hold up its writes
 	sends    int    // messages in flight
+	step     uint64 // the last one in which operations were placed at once,
+	atOnce   int    // and how many there were
 	queued   bool
 	down     bool
 	live     bool // failed links are replaced, not reported as the end; see Group.Live

@@ -36,8 +36,25 @@ func (g *Group) enqueue(op *Op) {
 		op.Owner.Complete(op)
 		return
 	}
+	if !p.queued && op.Parts == 1 && g.placeAtOnce(p, op) {
+		return
+	}
 	op.list().push(op)
 	g.queue(p)
+}
+
+// placeAtOnce places an operation of one part that finds nothing before it, without a detour over the lists, and reports whether that is
+// all of it. It counts as part of the peer's turn in this Step.
+// hot:
+func (g *Group) placeAtOnce(p *Peer, op *Op) bool {
+	if p.step != g.step {
+		p.step, p.atOnce = g.step, 0
+	}
+	if p.atOnce == turn || g.closed || !g.placePiece(p, op) {
+		return false
+	}
+	p.atOnce++
+	return op.placed()
 }
 
 // queue gives p a turn.
@@ -103,8 +120,12 @@ func (g *Group) place() int {
 // placePeer gives p its turn. Messages go first: they are few at a time, and writes would leave them no room.
 // hot:
 func (g *Group) placePeer(p *Peer) int {
-	n := g.placeList(p, &p.messages, turn)
-	return n + g.placeList(p, &p.ops, turn-n)
+	limit := turn
+	if p.step == g.step {
+		limit -= p.atOnce
+	}
+	n := g.placeList(p, &p.messages, limit)
+	return n + g.placeList(p, &p.ops, limit-n)
 }
 
 // placeList posts up to limit parts of the oldest operations of a list, as long as links have room.
@@ -154,18 +175,29 @@ func (g *Group) placePiece(p *Peer, op *Op) bool {
 	if imm && (op.frags > 0 || op.strict && op.inflight > 0) && g.without&guardLast == 0 {
 		return false // it goes with the last fragment, once the others have landed
 	}
-	f := flight{op: op, link: l, src: pc.src, dst: pc.dst, n: n, imm: imm, frag: pc.frag || pc.imm && !whole, send: -1}
-	wr := provider.WR{Peer: l.handle, Op: provider.OpWrite, Len: n}
-	switch {
-	case op.Kind == Send:
-		if f.send = g.takeSend(p, l, op.Data); f.send < 0 {
+	send := int32(-1)
+	if op.Kind == Send {
+		if send = g.takeSend(p, l, op.Data); send < 0 {
 			return false
 		}
+	}
+	l.posted++
+	token, f := r.takeOff() // filled in place, like the request: to build it first and then copy it takes longer than all the rest
+	f.op, f.link, f.src, f.dst, f.n, f.seq = op, l, pc.src, pc.dst, n, l.posted
+	f.imm, f.frag, f.probe, f.send = imm, pc.frag || pc.imm && !whole, false, send
+	if f.frag {
+		op.frags++
+	}
+	r.batch = append(r.batch, provider.WR{})
+	wr := &r.batch[len(r.batch)-1]
+	wr.Token, wr.Peer, wr.Op, wr.Len = token, l.handle, provider.OpWrite, n
+	switch {
+	case op.Kind == Send:
 		wr.Op = provider.OpSend
-		k := r.sendKeys[f.send/sendSlots]
-		wr.LocalKey, wr.LocalAddr = k.ID, k.Base+uint64(f.send%sendSlots)*slotSize
+		k := &r.sendKeys[send/sendSlots]
+		wr.LocalKey, wr.LocalAddr = k.ID, k.Base+uint64(send%sendSlots)*slotSize
 	case n > 0:
-		k, rk := op.Src.Keys[r.index], op.Dst.keys[l.index].Key
+		k, rk := &op.Src.Keys[r.index], &op.Dst.keys[l.index].Key
 		wr.LocalKey, wr.LocalAddr = k.ID, k.Base+pc.src
 		wr.RemoteKey, wr.RemoteAddr = rk.ID, rk.Base+pc.dst
 	}
@@ -174,13 +206,6 @@ func (g *Group) placePiece(p *Peer, op *Op) bool {
 		f.ord = l.postedImms
 		l.postedImms++
 	}
-	if f.frag {
-		op.frags++
-	}
-	l.posted++
-	f.seq = l.posted
-	wr.Token = r.takeOff(f)
-	r.batch = append(r.batch, wr)
 	if invariants.Enabled && l.outstanding >= r.caps.PeerDepth {
 		invariants.Broken("link %d has %d requests outstanding already", l.index, l.outstanding)
 	}
@@ -222,7 +247,6 @@ func (g *Group) pick(p *Peer, op *Op, pc *piece) *link {
 		rail = -1
 	}
 	var best *link
-	var bestTime float64
 	for _, l := range p.links {
 		if l.state != ready || rail >= 0 && l.rail.index != rail || rail < 0 && l.class != p.class {
 			continue
@@ -230,9 +254,8 @@ func (g *Group) pick(p *Peer, op *Op, pc *piece) *link {
 		if op.Dst != nil && pc.n > 0 && !g.covers(op.Dst, l) || l.outstanding >= l.rail.caps.PeerDepth {
 			continue
 		}
-		t := float64(l.load+pc.n+perWR) / float64(max(l.rail.caps.LinkBits, 1))
-		if best == nil || t < bestTime {
-			best, bestTime = l, t
+		if best == nil || l.time(pc.n) < best.time(pc.n) {
+			best = l
 		}
 	}
 	if op.ImmLast && op.only == nil && best != nil {
@@ -240,6 +263,12 @@ func (g *Group) pick(p *Peer, op *Op, pc *piece) *link {
 		op.strict = !best.rail.caps.Ordered
 	}
 	return best
+}
+
+// time is how long l would take for what it has and n bytes more, in no unit.
+// hot:
+func (l *link) time(n uint64) float64 {
+	return float64(l.load+n+perWR) / float64(max(l.rail.caps.LinkBits, 1))
 }
 
 // onRail reports whether a link of p over a rail is in service.
@@ -253,19 +282,18 @@ func (p *Peer) onRail(rail int) bool {
 	return false
 }
 
-// takeOff stores what a token will mean and returns the token.
+// takeOff returns a token, and where to store what it will mean.
 // hot:
-func (r *railState) takeOff(f flight) uint64 {
+func (r *railState) takeOff() (uint64, *flight) {
 	i := r.free
 	if i < 0 {
 		i = int32(len(r.flights))
 		r.flights = append(r.flights, flight{next: -1})
 	}
-	old := &r.flights[i]
-	r.free = old.next
-	f.gen = old.gen + 1
-	*old = f
-	return uint64(f.gen)<<32 | uint64(i)
+	f := &r.flights[i]
+	r.free = f.next
+	f.gen++
+	return uint64(f.gen)<<32 | uint64(i), f
 }
 
 // post hands the batch of a rail to its domain.

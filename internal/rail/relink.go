@@ -217,7 +217,8 @@ func (g *Group) answered(l *link, n *wire.LinkNotice) error {
 
 // probe writes nothing, and waits for the answer.
 func (g *Group) probe(l *link) {
-	token := l.rail.takeOff(flight{link: l, probe: true, send: -1})
+	token, f := l.rail.takeOff()
+	*f = flight{link: l, probe: true, send: -1, gen: f.gen}
 	l.rail.batch = append(l.rail.batch, provider.WR{Peer: l.handle, Op: provider.OpWrite, Token: token})
 	l.outstanding++
 }
