@@ -101,6 +101,8 @@ func FuzzSession(f *testing.F) {
 	f.Add(wire.AppendFrame(nil, wire.TypeResolve, 9, &wire.Resolve{Descriptor: own}))
 	f.Add(wire.AppendFrame(nil, wire.TypeResolve, 9, &wire.Resolve{}))
 	f.Add(wire.AppendFrame(nil, wire.TypeResolved, 1, &wire.Resolved{Keys: []wire.Key{{ID: 1}}}))
+	f.Add(wire.AppendFrame(nil, wire.TypeLink, 0, &wire.LinkNotice{Step: wire.LinkOffer, Epoch: 1, Addr: []byte("sim1 and 16 bytes.")}))
+	f.Add(wire.AppendFrame(nil, wire.TypeLink, 0, &wire.LinkNotice{Step: wire.LinkReport, Imms: 1 << 63, Buckets: []uint32{1}}))
 	f.Add(wire.AppendFrame(wire.AppendFrame(nil, wire.TypeBeat, 0, nil), 999, 0, &wire.Bye{}))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		here, there := net.Pipe()

@@ -36,7 +36,11 @@ func FuzzDescriptor(f *testing.F) {
 		}
 		if err := d.UnmarshalText(b); err == nil {
 			text, err := d.MarshalText()
-			if err != nil || !bytes.Equal(text, b) {
+			var again hawser.Descriptor
+			if err == nil {
+				err = again.UnmarshalText(text)
+			}
+			if err != nil || again != d { // not the same text: base64 may have ends of lines in it
 				t.Fatalf("%q is %q again: %v", b, text, err)
 			}
 		} else if !errors.Is(err, hawser.ErrInvalid) {

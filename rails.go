@@ -85,7 +85,7 @@ func (e *Engine) chooseDevices(ctx context.Context) ([]provider.Device, error) {
 			}
 			out = append(out, dev)
 		}
-		return out, nil
+		return out, e.checkRequired(out, nil)
 	}
 	var errs []error
 	for _, p := range e.opts.Providers {
@@ -102,7 +102,19 @@ func (e *Engine) chooseDevices(ctx context.Context) ([]provider.Device, error) {
 	for _, err := range errs {
 		e.opts.Log.Warn("provider left out", "err", err)
 	}
-	return out, nil
+	return out, e.checkRequired(out, errs)
+}
+
+// checkRequired refuses to start without a rail of the network that is required: no peer could ever be reached.
+func (e *Engine) checkRequired(devices []provider.Device, leftOut []error) error {
+	name := e.opts.Require
+	if name == "" || slices.ContainsFunc(devices, func(d provider.Device) bool { return d.Provider == name }) {
+		return nil
+	}
+	if len(leftOut) == 0 {
+		return fmt.Errorf("require %s: %w: none of Rails is of it", name, ErrInvalid)
+	}
+	return fmt.Errorf("require %s: %w", name, errors.Join(leftOut...))
 }
 
 func (e *Engine) provider(name string) provider.Provider {

@@ -26,6 +26,8 @@ func samples() []Message {
 		&Bye{Reason: "done"},
 		&BulkOffer{Len: 7},
 		&BulkAck{Received: 5},
+		&LinkNotice{Step: LinkReport, Link: 1, Epoch: 2, Ordered: 1, Imms: 3, Refusals: 4, Refused: []uint64{5, 6}, Messages: 7, Buckets: []uint32{8, 9}},
+		&LinkNotice{Step: LinkOffer, Link: 1, Epoch: 2, Class: 3, Rail: 4, Addr: []byte("secret"), Fault: "f"},
 		&Addr{ID: ID{9}, Host: "h", Unix: "u", Listen: []string{"127.0.0.1:1", "[::1]:2"}},
 	}
 }
