@@ -73,6 +73,13 @@ func TestDefect13WaitOnADeadPeerHangs(t *testing.T) {
 			}
 			return hawser.ErrPeerDown
 		})
+		begin("expect", func() error { return e.Counter(1).Expect(never, map[*hawser.Peer]uint64{p: 1}) })
+		group, err := e.NewGroup([]*hawser.Peer{p})
+		if err != nil {
+			t.Fatal(err)
+		}
+		begin("barrier", func() error { return e.Barrier(never, group, 2) })
+		begin("bulk", func() error { return e.SendBulk(never, p, make([]byte, 8<<20), nil) })
 		var d hawser.Descriptor
 		if err := d.UnmarshalBinary(wire.Append(nil, &wire.Descriptor{Owner: x.id, Len: 8})); err != nil {
 			t.Fatal(err)

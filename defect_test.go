@@ -84,6 +84,28 @@ func TestDefect02RailUsesAnotherRailsKeys(t *testing.T) {
 			wait(t, tr, err)
 			reach(t, p.b.Counter(1), 192)
 			same(t, "pages over all rails", p.dst.Bytes(), p.src.Bytes())
+			for rail := range rails[0] {
+				clear(p.dst.Bytes())
+				p.sync()
+				pin, n, imm := hawser.OnRail(rail), uint64(1<<20), uint32(10+rail)
+				tr, err := p.a.Write(hawser.Write{Src: p.src.Slice(0, n), Dst: p.rem.Slice(0, n), Imm: hawser.Imm(imm), Parts: 3, Pin: pin})
+				wait(t, tr, err)
+				tr, err = p.a.WritePages(hawser.WritePages{
+					PageLen: page, Imm: hawser.Imm(imm), Pin: pin,
+					Src: hawser.Pages{Region: p.src, Indices: upTo(64), Stride: page, Offset: n},
+					Dst: hawser.RemotePages{Remote: p.rem, Indices: upTo(64), Stride: page, Offset: n},
+				})
+				wait(t, tr, err)
+				tr, err = p.a.Scatter(hawser.Scatter{
+					Src: p.src.Slice(2*n, n), Imm: hawser.Imm(imm), Pin: pin,
+					Targets: []hawser.Target{{Dst: p.rem.Slice(2*n, n/2), Len: n / 2}, {Dst: p.rem.Slice(2*n+n/2, n/2), SrcOff: n / 2, Len: n / 2}},
+				})
+				wait(t, tr, err)
+				tr, err = p.a.Signal(hawser.Signal{To: p.rem.Peer(), Imm: imm, Pin: pin})
+				wait(t, tr, err)
+				reach(t, p.b.Counter(imm), 3+64+2+1)
+				same(t, fmt.Sprintf("pinned to rail %d", rail), p.dst.Bytes(), p.src.Bytes())
+			}
 		}
 	})
 }
@@ -283,7 +305,20 @@ func TestDefect06ImmediatesBeforeExpectAreLost(t *testing.T) {
 			t.Fatalf("asking again made %d of 5", n)
 		}
 		reach(t, p.b.Counter(0xffffffff), 2)
-		reach(t, p.b.Counter(0), 5) // a wait takes nothing away
+		late, more := make(chan struct{}), make(chan struct{})
+		c.OnReach(5, func() { close(late) }) // reached before anybody asked
+		c.OnReach(6, func() { close(more) })
+		c.OnReach(2, func() {})
+		soon(t, "a threshold that was reached before", func() { <-late })
+		from := known(t, p.b, p.a)
+		for n := range uint64(6) {
+			if err := c.Expect(testContext(t), map[*hawser.Peer]uint64{from: n}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		signal(0, 1)
+		soon(t, "a threshold that others were set after", func() { <-more })
+		reach(t, p.b.Counter(0), 6) // a wait takes nothing away
 	})
 }
 

@@ -27,11 +27,12 @@ const (
 
 // step is an operation of the list, in terms of offsets.
 type step struct {
-	kind      string // "write", "pages", "signal", "send"
+	kind      string // "write", "pages", "scatter", "signal", "send"
 	imm       int    // -1: none
 	parts     int
+	pin       int    // rail modulo those that there are, -1 for any
 	src, dst  uint64 // offsets
-	n         uint64 // bytes: of the write, of a page, of the message
+	n         uint64 // bytes: of the write, of a page, of a target, of the message
 	from, to  []uint32
 	fromEvery uint64 // strides
 	toEvery   uint64
@@ -39,12 +40,13 @@ type step struct {
 
 func (s step) String() string {
 	switch s.kind {
-	case "pages":
-		return fmt.Sprintf("pages of %d: %d+%v*%d to %d+%v*%d, imm %d", s.n, s.src, s.from, s.fromEvery, s.dst, s.to, s.toEvery, s.imm)
+	case "pages", "scatter":
+		return fmt.Sprintf("%s of %d: %d+%v*%d to %d+%v*%d, imm %d, parts %d, rail %d",
+			s.kind, s.n, s.src, s.from, s.fromEvery, s.dst, s.to, s.toEvery, s.imm, s.parts, s.pin)
 	case "write":
-		return fmt.Sprintf("write %d: %d to %d, imm %d, parts %d", s.n, s.src, s.dst, s.imm, s.parts)
+		return fmt.Sprintf("write %d: %d to %d, imm %d, parts %d, rail %d", s.n, s.src, s.dst, s.imm, s.parts, s.pin)
 	}
-	return fmt.Sprintf("%s %d, imm %d", s.kind, s.n, s.imm)
+	return fmt.Sprintf("%s %d, imm %d, rail %d", s.kind, s.n, s.imm, s.pin)
 }
 
 // touches calls f for each range of the destination.
@@ -52,7 +54,7 @@ func (s step) touches(f func(src, dst, n uint64)) {
 	switch s.kind {
 	case "write":
 		f(s.src, s.dst, s.n)
-	case "pages":
+	case "pages", "scatter":
 		for i := range s.to {
 			f(s.src+uint64(s.from[i])*s.fromEvery, s.dst+uint64(s.to[i])*s.toEvery, s.n)
 		}
@@ -77,6 +79,8 @@ func naive(steps []step, src []byte) outcome {
 			count = uint64(max(s.parts, 1))
 		case "pages":
 			count = uint64(len(s.to))
+		case "scatter":
+			count = uint64(len(s.to) * max(s.parts, 1))
 		case "signal":
 			count = 1
 		case "send":
@@ -93,7 +97,9 @@ func naive(steps []step, src []byte) outcome {
 func draw(rng *rand.Rand) []step {
 	steps := make([]step, fieldOps)
 	for i := range steps {
-		s := step{kind: []string{"write", "write", "pages", "pages", "signal", "send"}[rng.IntN(6)], imm: rng.IntN(fieldImms+1) - 1}
+		kinds := []string{"write", "write", "pages", "pages", "scatter", "signal", "send"}
+		s := step{kind: kinds[rng.IntN(len(kinds))], imm: rng.IntN(fieldImms+1) - 1, pin: rng.IntN(2*maxDegrees) - maxDegrees}
+		s.pin = max(s.pin, -1)
 		switch s.kind {
 		case "write":
 			s.n = rng.Uint64N([]uint64{2, 100, 5000, fieldSize / 2}[rng.IntN(4)])
@@ -101,8 +107,11 @@ func draw(rng *rand.Rand) []step {
 			if s.imm >= 0 || rng.IntN(3) == 0 {
 				s.parts = rng.IntN(6)
 			}
-		case "pages":
+		case "pages", "scatter":
 			s.n = rng.Uint64N([]uint64{2, 70, 2000}[rng.IntN(3)])
+			if s.kind == "scatter" {
+				s.parts = rng.IntN(4)
+			}
 			s.fromEvery, s.toEvery = rng.Uint64N(s.n+3), s.n+rng.Uint64N(3)
 			s.src, s.dst = rng.Uint64N(1000), rng.Uint64N(1000)
 			last := int((fieldSize - 1000 - s.n) / (s.n + 3))
@@ -128,10 +137,11 @@ type course struct {
 	railsA, railsB int
 	batch          int    // operations in flight at most; 1: each is waited for
 	maxMsg         uint64 // bytes that the network takes at once, 0 for its own limit
+	prepared       bool   // as templates with other arguments
 }
 
 func (c course) String() string {
-	return fmt.Sprintf("%s, %d x %d rails, batches of %d, network takes %d bytes", c.network, c.railsA, c.railsB, c.batch, c.maxMsg)
+	return fmt.Sprintf("%s, %d x %d rails, batches of %d, network takes %d bytes, prepared %v", c.network, c.railsA, c.railsB, c.batch, c.maxMsg, c.prepared)
 }
 
 // short is a network that takes no long writes.
@@ -245,19 +255,65 @@ func (r *runner) submit(s step, cookie uint64) error {
 	if s.imm >= 0 {
 		imm = hawser.Imm(uint32(s.imm))
 	}
+	var pin hawser.OptRail
+	if s.pin >= 0 {
+		pin = hawser.OnRail(s.pin % r.railsA)
+	}
 	switch s.kind {
 	case "write":
-		return r.q.Write(hawser.Write{Src: r.src.Slice(s.src, s.n), Dst: r.rem.Slice(s.dst, s.n), Imm: imm, Parts: s.parts}, cookie)
+		w := hawser.Write{Src: r.src.Slice(s.src, s.n), Dst: r.rem.Slice(s.dst, s.n), Imm: imm, Parts: s.parts, Pin: pin}
+		if !r.prepared {
+			return r.q.Write(w, cookie)
+		}
+		w.Src, w.Dst, w.Imm = r.src.All(), r.rem.All(), hawser.OptImm{}
+		return r.submitPrepared(w, cookie, func(a *hawser.Args) { a.SrcOff, a.DstOff, a.Len, a.Imm = s.src, s.dst, s.n, imm })
 	case "pages":
-		return r.q.WritePages(hawser.WritePages{
-			PageLen: s.n, Imm: imm,
+		w := hawser.WritePages{
+			PageLen: s.n, Imm: imm, Pin: pin,
 			Src: hawser.Pages{Region: r.src, Indices: s.from, Stride: s.fromEvery, Offset: s.src},
 			Dst: hawser.RemotePages{Remote: r.rem, Indices: s.to, Stride: s.toEvery, Offset: s.dst},
-		}, cookie)
+		}
+		if !r.prepared {
+			return r.q.WritePages(w, cookie)
+		}
+		w.PageLen, w.Src.Indices, w.Dst.Indices, w.Src.Offset, w.Dst.Offset = 0, nil, nil, 0, 0
+		return r.submitPrepared(w, cookie, func(a *hawser.Args) {
+			a.SrcOff, a.DstOff, a.Len, a.Imm, a.SrcIndices, a.DstIndices = s.src, s.dst, s.n, imm, s.from, s.to
+		})
+	case "scatter":
+		w := hawser.Scatter{Src: r.src.All(), Imm: imm, Pin: pin}
+		var args []hawser.TargetArgs
+		s.touches(func(src, dst, n uint64) {
+			t := hawser.Target{Dst: r.rem.Slice(dst, n), SrcOff: src, Len: n, Parts: s.parts}
+			if r.prepared {
+				args = append(args, hawser.TargetArgs{SrcOff: src, DstOff: dst, Len: n})
+				t.Dst, t.SrcOff, t.Len = r.rem.All(), 0, 0
+			}
+			w.Targets = append(w.Targets, t)
+		})
+		if !r.prepared {
+			return r.q.Scatter(w, cookie)
+		}
+		return r.submitPrepared(w, cookie, func(a *hawser.Args) { a.Targets = args })
 	case "signal":
-		return r.q.Signal(hawser.Signal{To: r.rem.Peer(), Imm: uint32(s.imm)}, cookie)
+		w := hawser.Signal{To: r.rem.Peer(), Imm: uint32(s.imm), Pin: pin}
+		if !r.prepared {
+			return r.q.Signal(w, cookie)
+		}
+		w.Imm++
+		return r.submitPrepared(w, cookie, func(a *hawser.Args) { a.Imm = imm })
 	}
 	return r.q.Send(r.rem.Peer(), make([]byte, s.n), cookie)
+}
+
+func (r *runner) submitPrepared(w hawser.Request, cookie uint64, change func(*hawser.Args)) error {
+	t, err := r.a.Prepare(w)
+	if err != nil {
+		return err
+	}
+	args := t.Args()
+	change(&args)
+	return r.q.Submit(t, args, cookie)
 }
 
 // outcome waits until everything that was counted and said is here.
@@ -353,6 +409,7 @@ func TestSameOperationsSameOutcomeEverywhere(t *testing.T) {
 			c := course{
 				network: network, railsA: rails%maxDegrees + 1, railsB: rails/maxDegrees + 1,
 				batch: batches[(i+rails)%3], maxMsg: limits[(i+rails/3+rails)%3],
+				prepared: (i+rails)%2 == 1,
 			}
 			try := func(steps []step, want outcome) error {
 				got, err := c.run(t, steps, src)

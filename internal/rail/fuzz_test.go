@@ -59,7 +59,7 @@ func FuzzNotices(f *testing.F) {
 			if wire.Parse(body, &notice) == nil {
 				b.g.Notice(p, &notice)
 			}
-			b.g.Tick(20)
+			b.g.Tick()
 			b.settle()
 			if len(b.sink.breaches) > 0 && !p.down {
 				b.g.Fence(p) // as a session does
