@@ -353,10 +353,7 @@ func TestDefect12LargerBlockAtTheSameAddress(t *testing.T) {
 			if err := r.Close(); err != nil {
 				t.Fatal(err)
 			}
-			if tr, err = a.Write(hawser.Write{Src: src.Slice(0, 1), Dst: rem.All()}); err != nil {
-				t.Fatal(err)
-			}
-			if err := tr.Wait(testContext(t)); !errors.Is(err, hawser.ErrAccess) {
+			if err := writeTo(t, a, src, rem); !takenBack(err) {
 				t.Fatalf("write to a block that is gone: %v", err)
 			}
 		}

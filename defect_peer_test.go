@@ -163,7 +163,7 @@ func TestDefect14TimeoutWhileTheNetworkStillWrites(t *testing.T) {
 					err = tr.Wait(testContext(t))
 				}
 				if err != nil {
-					if !errors.Is(err, hawser.ErrAccess) {
+					if !takenBack(err) {
 						t.Errorf("write to memory that was taken back: %v", err)
 					}
 					return
