@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime"
 	"testing"
 
-	"github.com/hawser-project/hawser/internal/imm"
 	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/provider/sim"
 )
@@ -162,39 +162,45 @@ func TestLastImmediateBeforeTheFenceCounts(t *testing.T) {
 	}
 }
 
-// When a mirror has ended, its word belongs to the user: a worker in the midst of counting does not write to it any more.
-func TestWordIsQuietAfterItsMirror(t *testing.T) {
+// When a mirror has ended, its word belongs to the user. A worker may have been about to write to it, so the end waits for the worker.
+func TestEndOfAMirrorWaitsForTheWorker(t *testing.T) {
 	a := simEngine(t, sim.New(sim.Config{}), "a")
 	r, err := a.Alloc(8, MemOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := imm.Word(r.Bytes())
-	if err != nil {
+	c := a.Counter(1)
+	if err := c.Mirror(r.All()); err != nil {
 		t.Fatal(err)
 	}
-	c, src := a.Counter(1), &imm.Source{}
-	for range 3000 {
-		if err := c.Mirror(r.All()); err != nil {
-			t.Fatal(err)
+	busy, release, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	a.worker.group.Call(func(*rail.Group) {
+		close(busy)
+		<-release
+	})
+	<-busy
+	go func() { ended <- c.Mirror(Slice{}) }()
+	mirrored := func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.mirror != nil
+	}
+	for mirrored() {
+		runtime.Gosched()
+	}
+	for range 1000 { // what is left to do without the worker takes less
+		runtime.Gosched()
+		if len(ended) > 0 {
+			t.Error("the mirror has ended, and the worker may still write")
+			break
 		}
-		busy := make(chan struct{})
-		a.worker.group.Call(func(*rail.Group) {
-			close(busy)
-			for range 2000 {
-				_, _ = a.imms.Add(src, 1) // of an open value that was asked for
-			}
-		})
-		<-busy
-		if err := c.Mirror(Slice{}); err != nil {
-			t.Fatal(err)
-		}
-		w.Store(0)
-		for range 100 {
-			if n := w.Load(); n != 0 {
-				t.Fatalf("the word was written after its mirror ended: %d", n)
-			}
-		}
+	}
+	if n := r.uses.Load(); n != 1 {
+		t.Errorf("the region has %d uses while the worker may write, want 1", n)
+	}
+	close(release)
+	if err := <-ended; err != nil || r.uses.Load() != 0 {
+		t.Fatalf("%v, %d uses", err, r.uses.Load())
 	}
 }
 

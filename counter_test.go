@@ -172,8 +172,7 @@ func TestClosedCounterEndsWaits(t *testing.T) {
 	e := newWorld(t, "sim").engine(t, 0, 1)
 	c, ends := e.Counter(1), make(chan error, 4)
 	go func() { ends <- c.Wait(testContext(t), 1) }()
-	channel := c.Done(1) // waits before Close, whoever of the others does
-	go func() { <-channel; ends <- hawser.ErrClosed }()
+	go func() { <-c.Done(1); ends <- hawser.ErrClosed }()
 	go func() { _, err := hawser.WaitAny(testContext(t), hawser.Reach{Counter: c, N: 1}); ends <- err }()
 	go func() { ends <- hawser.WaitAll(testContext(t), hawser.Reach{Counter: c, N: 1}) }()
 	c.OnReach(1, func() { t.Error("called") })
@@ -183,6 +182,9 @@ func TestClosedCounterEndsWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	alone := e.Counter(2).Done(1) // nobody comes after Close, who would end it too
+	e.Counter(2).Close()
+	receive(t, "a channel that waited before", alone)
 	if err := e.Counter(1).Wait(done(), 1); !errors.Is(err, context.Canceled) {
 		t.Fatalf("the next counter of the value: %v", err)
 	}
