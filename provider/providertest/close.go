@@ -3,8 +3,10 @@ package providertest
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -92,7 +94,7 @@ func closeWithWorkOutstanding(w *world) {
 }
 
 // leftovers is what a process holds that a provider could leave behind.
-type leftovers struct{ goroutines, fds, mappings int }
+type leftovers struct{ goroutines, fds, mappings, pinned int }
 
 func count(t *testing.T) leftovers {
 	t.Helper()
@@ -105,7 +107,26 @@ func count(t *testing.T) leftovers {
 		t.Fatal(err)
 	}
 	// The Go heap comes and goes as it likes; only mappings with a memfd behind them are counted.
-	return leftovers{runtime.NumGoroutine(), len(fds), bytes.Count(maps, []byte("memfd:"))}
+	return leftovers{runtime.NumGoroutine(), len(fds), bytes.Count(maps, []byte("memfd:")), pinned(t)}
+}
+
+// pinned is the memory of this process that is locked or pinned, in KiB.
+func pinned(t *testing.T) (sum int) {
+	t.Helper()
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		var kib int
+		if name, value, _ := strings.Cut(line, ":"); name == "VmLck" || name == "VmPin" {
+			if _, err := fmt.Sscanf(value, "%d kB", &kib); err != nil {
+				t.Fatalf("/proc/self/status: %q: %v", line, err)
+			}
+			sum += kib
+		}
+	}
+	return sum
 }
 
 func closeLeavesNothing(w *world) {
@@ -149,9 +170,9 @@ func closeLeavesNothing(w *world) {
 	cycle(1, 2)
 	cycle(2, 0)
 	var after leftovers
-	w.until("closed domains leave no goroutine, descriptor or mapping", func() bool {
+	w.until("closed domains leave no goroutine, descriptor, mapping or pinned page", func() bool {
 		after = count(w.T)
-		if after.goroutines <= before.goroutines && after.fds <= before.fds && after.mappings <= before.mappings {
+		if after.goroutines <= before.goroutines && after.fds <= before.fds && after.mappings <= before.mappings && after.pinned <= before.pinned {
 			return true
 		}
 		runtime.Gosched()

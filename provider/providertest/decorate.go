@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math/rand/v2"
 
 	"github.com/hawser-project/hawser/provider"
 )
@@ -28,115 +27,10 @@ func (d *decorated) Open(ctx context.Context, dev provider.Device, cfg provider.
 	return d.wrap(dom), nil
 }
 
-// heldLimit bounds the completions that Reordering holds back, and so its memory.
-const heldLimit = 256
-
-// Reordering returns d with completions delivered late and in another order: whatever the contract allows and a network that is
-// ordered by nature never does. What it keeps is what the contract says: KindPeerUp comes first, KindPeerDown and
-// KindFenced come last. It allocates nothing after the first calls. Equal seeds and equal calls give equal orders.
-func Reordering(d provider.Domain, seed uint64) provider.Domain {
-	return &reordering{powered: powered{d}, rng: rand.New(rand.NewPCG(seed, 1))}
-}
-
-type reordering struct {
-	powered
-	rng  *rand.Rand
-	held []provider.Completion // in the order of the network
-	ends int                   // KindPeerDown among them
-	in   [64]provider.Completion
-}
-
-// Caps says that nothing is ordered any more.
-func (r *reordering) Caps() provider.Caps {
-	c := r.Domain.Caps()
-	c.Ordered = false
-	return c
-}
-
-// Post refuses requests to a peer whose KindPeerDown is held back: the network would complete them after it.
-func (r *reordering) Post(wrs []provider.WR) (int, error) {
-	if r.ends > 0 {
-		for i := range wrs {
-			if wrs[i].Op != provider.OpRecv && r.ending(wrs[i].Peer) {
-				wrs = wrs[:i]
-				break
-			}
-		}
-	}
-	return r.Domain.Post(wrs)
-}
-
-func (r *reordering) ending(p provider.Peer) bool {
-	for i := range r.held {
-		if r.held[i].Kind == provider.KindPeerDown && r.held[i].Peer == p {
-			return true
-		}
-	}
-	return false
-}
-
-// Poll fills cs with a random part of what is there.
-func (r *reordering) Poll(cs []provider.Completion) (int, error) {
-	var err error
-	fresh := 0
-	if len(r.held) < heldLimit {
-		if fresh, err = r.Domain.Poll(r.in[:]); err == nil || fresh > 0 {
-			r.held = append(r.held, r.in[:fresh]...)
-		}
-		for i := range r.in[:fresh] {
-			if r.in[i].Kind == provider.KindPeerDown {
-				r.ends++
-			}
-		}
-	}
-	want := min(len(cs), len(r.held))
-	if fresh > 0 && err == nil { // more may be coming: keep some for later
-		want = r.rng.IntN(want + 1)
-	}
-	n := 0
-	for ; n < want; n++ {
-		i := r.pick()
-		cs[n] = r.held[i]
-		if cs[n].Kind == provider.KindPeerDown {
-			r.ends--
-		}
-		r.held = append(r.held[:i], r.held[i+1:]...)
-	}
-	return n, err
-}
-
-// pick chooses a completion that may come next: for each peer, events of the connection stay where they are among the others.
-func (r *reordering) pick() int {
-	i := r.rng.IntN(len(r.held))
-	for {
-		j := r.before(i)
-		if j < 0 {
-			return i
-		}
-		i = j
-	}
-}
-
-// before returns a completion that has to come before i, -1 when there is none.
-func (r *reordering) before(i int) int {
-	for j := range i {
-		if r.held[j].Peer == r.held[i].Peer && (ofConnection(r.held[i].Kind) || ofConnection(r.held[j].Kind)) {
-			return j
-		}
-	}
-	return -1
-}
-
-func ofConnection(k provider.Kind) bool {
-	return k == provider.KindPeerUp || k == provider.KindPeerDown || k == provider.KindFenced
-}
-
-// Arm is true while something is held back.
-func (r *reordering) Arm() bool { return len(r.held) > 0 || r.Domain.Arm() }
-
 // Faulty returns d with requests that fail before they reach the network. fault is called for each write and send, numbered from
 // 0, on the owner's goroutine; anything but StatusOK is how it completes. StatusAccess and StatusLocal are faults that leave
-// the connection alone.
+// the connection alone. The peer hears nothing of them: for a write with an immediate where Caps.Refusals is true only StatusLocal
+// keeps the contract.
 func Faulty(d provider.Domain, fault func(n uint64, wr *provider.WR) provider.Status) provider.Domain {
 	return &faulty{powered: powered{d}, fault: fault}
 }

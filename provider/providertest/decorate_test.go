@@ -20,9 +20,11 @@ import (
 // slow are the properties that cost seconds and that a decorator cannot change.
 func slow(more map[string]string) map[string]string {
 	ex := map[string]string{
-		"ConnectEndsInTime": "tested without the decorator: 5 s",
-		"KilledProcess":     "tested without the decorator",
-		"StoppedProcess":    "tested without the decorator",
+		"ConnectEndsInTime":  "tested without the decorator: 5 s",
+		"GibibyteInPieces":   "tested without the decorator: 1 GiB",
+		"KilledProcess":      "tested without the decorator",
+		"StoppedProcess":     "tested without the decorator",
+		"StoppedInsideACopy": "tested without the decorator",
 	}
 	for name, why := range more {
 		ex[name] = why
@@ -60,6 +62,39 @@ func TestReorderedTCP(t *testing.T) {
 		},
 		Except: slow(nil),
 	})
+}
+
+// An owner that is always behind: the contract holds however late completions are taken, and order with it.
+func TestSlowOwners(t *testing.T) {
+	for name, f := range map[string]struct {
+		p      func(t *testing.T) func(host string) provider.Provider
+		memory mem.Kind
+		except map[string]string
+	}{
+		"shm": {func(*testing.T) func(string) provider.Provider {
+			return func(string) provider.Provider { return shm.New() }
+		}, mem.Shared,
+			map[string]string{"GrantIsEnforcedToItsRange": "the writer maps whole memory"}},
+		"tcp": {func(*testing.T) func(string) provider.Provider {
+			return func(string) provider.Provider { return tcp.New() }
+		}, mem.Heap, nil},
+		"sim": {func(t *testing.T) func(string) provider.Provider {
+			return sim.New(sim.Config{Seed: rand.Uint64(), NIC: sim.NIC{Ordered: true}}).Provider
+		}, mem.Heap, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			providertest.Run(t, providertest.Factory{
+				Memory: f.memory,
+				Network: func(t *testing.T) providertest.Network {
+					under := f.p(t)
+					return providertest.Network{Provider: func(host string) provider.Provider {
+						return providertest.Decorate(under(host), func(d provider.Domain) provider.Domain { return providertest.Slow(d, 3) })
+					}}
+				},
+				Except: slow(f.except),
+			})
+		})
+	}
 }
 
 // fakePair is two connected domains of a simulated fabric, the first one decorated.

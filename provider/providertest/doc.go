@@ -18,8 +18,9 @@
 //	}
 //
 // Every property is a subtest whose name is a row of the table in properties.go. What a network cannot give is a row of
-// Factory.Except: the property is skipped with that reason, and the last line of the log counts what was skipped. A row
-// that names no property fails the run. One property alone:
+// Factory.Except: the property is skipped with that reason. What it does not promise (Caps, [provider.Revoker]) is skipped by the
+// property itself. The log ends with a table of both and their counts. A row that names no property fails the run. One
+// property alone:
 //
 //	go test -v -run 'TestContract/Property/FenceStopsTheWriter' -providertest.seed=7
 //
@@ -32,7 +33,13 @@
 //
 // The properties whose names end in Process start the test binary a second time (with the same top-level test selected,
 // and an environment variable by which Run knows that it is the child), kill or stop it, and look at what the parent sees.
-// Run must therefore be reached by that test alone, before anything that cannot run twice at once.
+// Run must therefore be reached by that test alone, before anything that cannot run twice at once. StoppedInsideACopy needs
+// Factory.MidCopy, a hook into a provider whose writers copy.
+//
+// # Decorators
+//
+// Faults are decorators over provider.Domain, to be put under an engine or under Run by [Decorate]: [Faulty] fails requests that it
+// is told to, [Slow] delivers completions late, [Reordering] late and in another order, [Logged] writes down each call.
 //
 // Random choices come from a seed that is logged; -providertest.seed repeats it.
 package providertest

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -17,8 +18,13 @@ import (
 	"github.com/hawser-project/hawser/provider"
 )
 
-// childEnv marks the second process of a process property.
+// childEnv marks the second process of a process property: its value is what the child does.
 const childEnv = "HAWSER_PROVIDERTEST_CHILD"
+
+const (
+	childRuns  = "run"
+	childStops = "stop" // stops itself in the middle of a copy, once a connection
+)
 
 const (
 	// childMemory is what each side of a process property can be written to.
@@ -41,7 +47,7 @@ type child struct {
 	out   bytes.Buffer
 }
 
-func (w *world) startChild() *child {
+func (w *world) startChild(does string) *child {
 	w.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -62,7 +68,7 @@ func (w *world) startChild() *child {
 	}
 	c := &child{w: w, in: in, lines: make(chan string, 4)}
 	c.cmd = exec.Command(exe, "-test.run="+strings.Join(parts, "/"), "-test.count=1", "-test.timeout=2m")
-	c.cmd.Env = append(os.Environ(), childEnv+"=1")
+	c.cmd.Env = append(os.Environ(), childEnv+"="+does)
 	c.cmd.Stdin, c.cmd.Stdout, c.cmd.Stderr = stdin, &c.out, &c.out
 	c.cmd.ExtraFiles = []*os.File{reply}
 	if err := c.cmd.Start(); err != nil {
@@ -150,9 +156,15 @@ func (c *child) signal(sig unix.Signal) {
 	if err := unix.Kill(pid, sig); err != nil {
 		c.w.Fatal(err)
 	}
-	if sig != unix.SIGSTOP {
-		return
+	if sig == unix.SIGSTOP {
+		c.awaitStop()
 	}
+}
+
+// awaitStop waits until every thread of the child has stopped.
+func (c *child) awaitStop() {
+	c.w.Helper()
+	pid := c.cmd.Process.Pid
 	c.w.until("the child stops", func() bool {
 		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 		if err != nil {
@@ -179,7 +191,7 @@ func killedProcess(w *world) {
 	dst := w.region(h, childMemory, provider.AccessRemoteWrite)
 	w.fill(src.b)
 	for round := range 2 {
-		c := w.startChild()
+		c := w.startChild(childRuns)
 		l := c.join(h, src, dst)
 		h.imms = h.imms[:0]
 		w.until("the child has written 50 times", func() bool { return len(h.imms) >= 50 })
@@ -225,7 +237,7 @@ func stoppedProcess(w *world) {
 	h := w.open("parent")
 	src := w.region(h, childMemory, 0)
 	dst := w.region(h, childMemory, provider.AccessRemoteWrite)
-	c := w.startChild()
+	c := w.startChild(childRuns)
 	unfenced := 0
 	const rounds = 8
 	for round := range rounds {
@@ -260,6 +272,63 @@ func stoppedProcess(w *world) {
 	w.Logf("%d of %d stopped writers could not be fenced before they went on", unfenced, rounds)
 }
 
+// stoppedInsideACopy: while a writer is stopped in the middle of a copy nothing proves that the rest will not land, so a fence
+// must not say so. When it goes on, or has died, the fence succeeds and the rest does not land.
+func stoppedInsideACopy(w *world) {
+	if w.f.MidCopy == nil {
+		w.unpromised("Factory.MidCopy is nil: the writer copies nothing")
+	}
+	h := w.open("parent")
+	src := w.region(h, childMemory, 0)
+	dst := w.region(h, childMemory, provider.AccessRemoteWrite)
+	for _, ends := range []unix.Signal{unix.SIGCONT, unix.SIGCONT, unix.SIGKILL} {
+		clear(dst.b)
+		h.imms = h.imms[:0]
+		c := w.startChild(childStops)
+		l := c.join(h, src, dst)
+		c.awaitStop()
+		if firstNonZero(dst.b) < 0 {
+			w.Fatal("the child has stopped before its copy")
+		}
+		for range 2 {
+			if st := w.fence(h, l.peer); st != provider.StatusUnfenced {
+				w.Fatalf("fence of a writer that is in the middle of a copy ended with %v, want unfenced", st)
+			}
+		}
+		c.signal(ends)
+		st := w.fence(h, l.peer)
+		for st == provider.StatusUnfenced {
+			st = w.fence(h, l.peer)
+		}
+		if st != provider.StatusOK {
+			w.Fatalf("fence of a writer that was stopped, after %v, ended with %v", ends, st)
+		}
+		check := w.claim(dst)
+		if ends == unix.SIGCONT {
+			if got := c.read("that the connection is down"); got != "down" {
+				w.Fatalf("the child says %q, want down", got)
+			}
+		}
+		w.settle()
+		check(fmt.Sprintf("a writer that was stopped in a copy, after %v", ends))
+	}
+}
+
+// stopsInside has h stop this process in the middle of a copy, once.
+func (w *world) stopsInside(h *host, copies int) {
+	w.f.MidCopy(h.dom, func() {
+		if copies--; copies != 0 {
+			return
+		}
+		// To this thread: it does not return from the call before it has stopped. Another thread could stop a little later.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		if err := unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGSTOP); err != nil {
+			panic(err)
+		}
+	})
+}
+
 // runChild is the second process. It ends when its standard input does.
 func runChild(t *testing.T, f Factory) {
 	w := newWorld(t, f)
@@ -292,6 +361,9 @@ func runChild(t *testing.T, f Factory) {
 		say(hex.EncodeToString(addr))
 		h.mustConnect(p, remote, false)
 		w.until("the connection to the parent is up", func() bool { return h.peer(p).up })
+		if os.Getenv(childEnv) == childStops {
+			w.stopsInside(h, 1+w.rng.IntN(20))
+		}
 		say(formatKey(w.grant(l.dst, p)))
 		w.until("the parent says its key", func() bool {
 			select {

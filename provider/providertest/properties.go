@@ -8,6 +8,7 @@ var properties = []property{
 	{name: "WriteLandsWhereToldAndNowhereElse", test: writeLandsWhereTold},
 	{name: "EveryLengthArrives", test: everyLengthArrives},
 	{name: "LargestWriteArrives", test: largestWriteArrives},
+	{name: "GibibyteInPieces", test: gibibyteInPieces},
 	{name: "TooLongWriteIsLocalError", test: tooLongWriteIsLocalError},
 	{name: "ZeroLengthNeedsNoMemory", test: zeroLengthNeedsNoMemory},
 	{name: "QueueFullThenResume", test: queueFullThenResume},
@@ -76,4 +77,5 @@ var properties = []property{
 
 	{name: "KilledProcess", test: killedProcess, parallel: true},
 	{name: "StoppedProcess", test: stoppedProcess, parallel: true},
+	{name: "StoppedInsideACopy", test: stoppedInsideACopy, parallel: true},
 }

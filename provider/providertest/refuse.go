@@ -48,7 +48,7 @@ func refusalsKeepOrder(w *world) {
 	l := w.pair(size)
 	a, b := l.from, l.to
 	if !b.caps.Ordered {
-		w.Skip("this network makes no promise: Caps.Ordered is false")
+		w.unpromised("Caps.Ordered is false")
 	}
 	var wantTold []provider.Kind
 	box := w.mailbox(b, bufs, 64)
@@ -125,10 +125,10 @@ func (w *world) revoker(h *host) func(k provider.Key, p provider.Peer) error {
 	w.Helper()
 	r, ok := h.dom.(provider.Revoker)
 	if !ok {
-		w.Skip("this network has no provider.Revoker")
+		w.unpromised("it has no provider.Revoker")
 	}
 	if err := r.Revoke(provider.Key{}, 0); errors.Is(err, provider.ErrUnsupported) {
-		w.Skip("this network has no provider.Revoker under its decorator")
+		w.unpromised("it has no provider.Revoker under its decorator")
 	}
 	return r.Revoke
 }

@@ -2,10 +2,12 @@ package providertest
 
 import (
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
-	"sync/atomic"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -26,6 +28,10 @@ type Factory struct {
 
 	// Except maps the name of a property that this network cannot give to the reason.
 	Except map[string]string
+
+	// MidCopy has the next copies that Post or Poll of a Domain make into a peer's memory call f in their middle. Nil where the
+	// network, and not the writer, places bytes: then a writer cannot be stopped in the middle of a copy.
+	MidCopy func(d provider.Domain, f func())
 
 	// Tamper returns a changed copy of an Addr that still leads to the same place but carries another secret.
 	// Nil inverts the last byte.
@@ -65,27 +71,57 @@ func Run(t *testing.T, f Factory) {
 			t.Errorf("Factory.Except has a row %q, which is no property", name)
 		}
 	}
-	var skipped atomic.Int64
+	table := expectations{}
 	// The group ends when its parallel subtests have ended, so that the count comes last.
 	t.Run(groupName, func(t *testing.T) {
 		for _, p := range properties {
 			t.Run(p.name, func(t *testing.T) {
-				t.Cleanup(func() {
-					if t.Skipped() {
-						skipped.Add(1)
-					}
-				})
 				if reason := f.Except[p.name]; reason != "" {
+					table.add(excepted, p.name, reason)
 					t.Skipf("this network cannot: %s", reason)
 				}
 				if p.parallel {
 					t.Parallel()
 				}
-				p.test(newWorld(t, f))
+				w := newWorld(t, f)
+				w.name, w.table = p.name, &table
+				p.test(w)
 			})
 		}
 	})
-	t.Logf("providertest: %d properties, %d of them skipped for the reasons above", len(properties), skipped.Load())
+	t.Logf("providertest: %s", table.String())
+}
+
+// Why a property was not tested.
+const (
+	excepted   = "excepted"     // a row of Factory.Except
+	unpromised = "not promised" // the network's Caps, or a power that it lacks
+)
+
+// expectations is what Run did not test, and why. Parallel properties add to it.
+type expectations struct {
+	mu   sync.Mutex
+	rows []string // guarded by mu
+	kind map[string]int
+}
+
+func (e *expectations) add(kind, name, reason string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.kind == nil {
+		e.kind = map[string]int{}
+	}
+	e.kind[kind]++
+	e.rows = append(e.rows, fmt.Sprintf("\n  %-12s  %-32s  %s", kind, name, reason))
+}
+
+// String is the table of expectations, with the counts in its first line.
+func (e *expectations) String() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	slices.Sort(e.rows)
+	return fmt.Sprintf("%d properties, %d tested, %d excepted, %d not promised%s",
+		len(properties), len(properties)-len(e.rows), e.kind[excepted], e.kind[unpromised], strings.Join(e.rows, ""))
 }
 
 func newRand(t *testing.T) *rand.Rand {

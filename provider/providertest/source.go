@@ -82,7 +82,7 @@ func orderedKeepsOrder(w *world) {
 	const size, batch, rounds = 16 << 10, 8, 100
 	l := w.pair(batch * size)
 	if !l.from.caps.Ordered {
-		w.Skip("this network makes no promise: Caps.Ordered is false")
+		w.unpromised("Caps.Ordered is false")
 	}
 	next := uint32(0)
 	l.to.onImm = func(c provider.Completion) error {

@@ -37,6 +37,16 @@ type world struct {
 	hosts []*host
 	spans []*mem.Span
 	bells []*cpu.Parker
+
+	name  string        // of the property
+	table *expectations // nil in a child
+}
+
+// unpromised skips a property that the network does not promise, and says so in the table of expectations.
+func (w *world) unpromised(reason string) {
+	w.Helper()
+	w.table.add(unpromised, w.name, reason)
+	w.Skip("not promised: " + reason)
 }
 
 func newWorld(t *testing.T, f Factory) *world {

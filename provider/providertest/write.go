@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"testing"
 
 	"github.com/hawser-project/hawser/provider"
 )
@@ -185,6 +186,71 @@ func largestWriteArrives(w *world) {
 	l := w.lane(a, b, n+2)
 	oneWrite(l, n, 1, 1, 1)
 	oneWrite(l, n-1, 0, 1, 2)
+	if a.caps.Phantom && a.caps.MaxMsg > uint64(n) {
+		w.phantomWrite(a, b, l, a.caps.MaxMsg)
+	}
+}
+
+// phantomWrite does the longest write where memory needs no bytes.
+func (w *world) phantomWrite(a, b *host, l *lane, n uint64) {
+	w.Helper()
+	var keys [2]provider.Key
+	for i, h := range []*host{a, b} {
+		k, err := h.dom.Register(provider.Memory{FD: -1, Phantom: n}, provider.AccessRemoteWrite)
+		if err != nil {
+			w.Fatalf("host %s: register %d phantom bytes: %v", h.name, n, err)
+		}
+		keys[i] = k
+	}
+	dst, err := b.dom.Grant(keys[1], l.back, 0, n)
+	if err != nil {
+		w.Fatal(err)
+	}
+	b.imms = b.imms[:0]
+	tok := a.post(provider.WR{
+		Op: provider.OpWriteImm, Peer: l.peer, Len: n, Imm: 3,
+		LocalKey: keys[0].ID, LocalAddr: keys[0].Base, RemoteKey: dst.ID, RemoteAddr: dst.Base,
+	})
+	w.until("a phantom write of MaxMsg bytes completes", func() bool { return a.isDone(tok...) && len(b.imms) == 1 })
+	a.wantStatus(provider.StatusOK, tok...)
+	if c := b.imms[0]; c.Len != n {
+		w.Fatalf("a phantom write of %d bytes delivered %s", n, show(c))
+	}
+}
+
+// gibibyteInPieces moves 1 GiB through windows of memory, in pieces of random length that lie back to back. Each window is compared
+// when its last immediate has come.
+func gibibyteInPieces(w *world) {
+	const window = 8 << 20
+	total := 1 << 30
+	if raceEnabled || testing.Short() { // the race detector looks at every byte
+		total = 64 << 20
+	}
+	l := w.pair(window)
+	a, b := l.from, l.to
+	w.fill(l.src.b)
+	for at, round := 0, 0; at < total; at, round = at+window, round+1 {
+		// Each window has its own bytes, without a new filling: a rotation by a prime.
+		shift := round * 7919 % window
+		clear(l.dst.b)
+		b.imms = b.imms[:0]
+		pieces := 0
+		for off := 0; off < window; pieces++ {
+			n := min(1+w.rng.IntN(1<<20), window-off, int(a.caps.MaxMsg))
+			from := (off + shift) % window
+			n = min(n, window-from)
+			a.post(l.writeImm(from, off, n, uint32(pieces)))
+			off += n
+		}
+		w.until("all immediates of a window come", func() bool { return len(b.imms) == pieces && len(a.out) == 0 })
+		if at := differ(l.dst.b[:window-shift], l.src.b[shift:]); at >= 0 {
+			w.Fatalf("window %d: byte %d is wrong", round, at)
+		}
+		if at := differ(l.dst.b[window-shift:], l.src.b[:shift]); at >= 0 {
+			w.Fatalf("window %d: byte %d is wrong", round, window-shift+at)
+		}
+		clear(a.done)
+	}
 }
 
 func tooLongWriteIsLocalError(w *world) {
@@ -322,7 +388,7 @@ func silentPeerBlocksNobody(w *world) {
 }
 
 func manyPeers(w *world) {
-	const spokes, each, rounds = 16, 4, 5
+	const spokes, each, rounds = 64, 2, 3
 	hub := w.open("hub")
 	mem := w.region(hub, spokes*each*64, provider.AccessRemoteWrite)
 	var in, out []*lane

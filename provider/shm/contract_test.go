@@ -11,7 +11,8 @@ import (
 
 func TestContract(t *testing.T) {
 	providertest.Run(t, providertest.Factory{
-		Memory: mem.Shared,
+		Memory:  mem.Shared,
+		MidCopy: shm.MidCopy,
 		Network: func(*testing.T) providertest.Network {
 			return providertest.Network{Provider: func(string) provider.Provider { return shm.New() }}
 		},
