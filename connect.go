@@ -107,6 +107,7 @@ func (e *Engine) accept(l net.Listener) {
 			}
 		}
 		if err := checkUser(conn); err != nil {
+			e.refused.add(RefusedUser)
 			e.opts.Log.Warn("connection refused", "err", err)
 			_ = conn.Close()
 			continue
@@ -120,6 +121,7 @@ func (e *Engine) accept(l net.Listener) {
 				e.serve(conn)
 			})
 		default:
+			e.refused.add(RefusedCrowd)
 			e.opts.Log.Warn("connection refused", "from", conn.RemoteAddr().String(), "err", "too many handshakes at once")
 			_ = conn.Close()
 		}
@@ -171,8 +173,8 @@ func (e *Engine) Connect(ctx context.Context, addr string) (*Peer, error) {
 			return nil, fmt.Errorf("connect: %w: %w", ErrInvalid, err)
 		}
 		to.id = a.ID
-	} else if _, _, err := net.SplitHostPort(addr); err != nil {
-		return nil, fmt.Errorf("connect %q: %w: neither an engine's address nor host:port: %w", addr, ErrInvalid, err)
+	} else if err := checkEndpoint(addr); err != nil {
+		return nil, fmt.Errorf("connect %q: neither an engine's address nor host:port: %w", addr, err)
 	}
 	p, err := e.connect(ctx, to)
 	if err != nil {
@@ -186,9 +188,11 @@ type target struct {
 	id    ID     // zero when only the address is known
 	addr  string // printable Addr, or host:port
 	again bool   // it was there before: find out who is there now
+	begun time.Time
 }
 
 func (e *Engine) connect(ctx context.Context, to target) (*Peer, error) {
+	to.begun = time.Now()
 	id := to.id
 	if id == e.id {
 		return nil, fmt.Errorf("%w: that is this engine itself", ErrInvalid)

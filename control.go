@@ -32,6 +32,9 @@ const (
 	maxHandshakes = 64               // under way at once on each listener
 )
 
+// maxOptional is how many messages in a row that need not be understood are skipped in a handshake.
+const maxOptional = 16
+
 // refusal is a Refuse that was sent or received.
 type refusal struct {
 	code wire.Refusal
@@ -78,6 +81,9 @@ func (c *control) read(t wire.Type, m wire.Message) ([]byte, error) {
 
 func (c *control) readAny() (wire.Type, []byte, error) {
 	f, err := wire.ReadFrame(c.conn, c.buf)
+	for n := 0; err == nil && f.Flags&wire.FlagOptional != 0 && n < maxOptional; n++ { // of a later version
+		f, err = wire.ReadFrame(c.conn, c.buf)
+	}
 	if err != nil {
 		return 0, nil, err
 	}
@@ -136,7 +142,7 @@ func (e *Engine) greet(ctx context.Context, conn net.Conn, to target) (*Peer, er
 	switch {
 	case !hmac.Equal(mac[:], proof[:]):
 		return nil, refuse(wire.RefuseKey, "its proof of the cluster key is wrong: both sides need the same key")
-	case w.Version < wire.MinVersion || w.Version > wire.MaxVersion:
+	case w.Version < wire.Spoken.Min || w.Version > wire.Spoken.Max:
 		return nil, refuse(wire.RefuseVersion, "it chose protocol version %d, this side speaks %d to %d", w.Version, wire.MinVersion, wire.MaxVersion)
 	case ID(w.ID) == e.id:
 		return nil, refuse(wire.RefuseIdentity, "an engine cannot connect to itself")
@@ -148,7 +154,7 @@ func (e *Engine) greet(ctx context.Context, conn net.Conn, to target) (*Peer, er
 	if err != nil {
 		return p, err
 	}
-	s.addr = to.addr
+	s.addr, s.begun = to.addr, to.begun
 	auth := &wire.Auth{MAC: e.mac("auth", helloBytes, welcomeBytes)}
 	if _, err := c.write(wire.TypeAuth, auth); err != nil {
 		return p, s.abandon(err)
@@ -188,8 +194,13 @@ func (e *Engine) serve(conn net.Conn) {
 		_, _ = c.write(wire.TypeRefuse, &wire.Refuse{Code: r.code, Text: r.text})
 	}
 	_ = conn.Close()
-	if e.ctx.Err() == nil && !(errors.As(err, &r) && r.code == wire.RefuseDuplicate) {
-		e.opts.Log.Warn("connection refused", "from", conn.RemoteAddr().String(), "err", err)
+	if e.ctx.Err() != nil {
+		return
+	}
+	reason := handshakeReason(err)
+	e.refused.add(reason)
+	if reason != RefusedDuplicate {
+		e.opts.Log.Warn("connection refused", "from", conn.RemoteAddr().String(), "reason", reason, "err", err)
 	}
 }
 
@@ -203,6 +214,7 @@ func (e *Engine) admit(conn net.Conn) (net.Conn, error) {
 }
 
 func (e *Engine) answer(conn net.Conn) error {
+	begun := time.Now()
 	c := &control{conn: conn}
 	e.limit(conn, helloTime)
 	var h wire.Hello
@@ -221,8 +233,9 @@ func (e *Engine) answer(conn net.Conn) error {
 	if err := e.checkHello(&h); err != nil {
 		return err
 	}
+	version, _ := wire.Spoken.Common(wire.Versions{Min: h.Min, Max: h.Max}) // checkHello has looked
 	w := &wire.Welcome{
-		Version: min(h.Max, wire.MaxVersion), ID: e.id, Name: e.opts.Name, Rails: e.wireRails(),
+		Version: version, ID: e.id, Name: e.opts.Name, Rails: e.wireRails(),
 	}
 	_, _ = rand.Read(w.Nonce[:])
 	w.MAC = e.mac("welcome", helloBytes, wire.Append(nil, w))
@@ -241,6 +254,7 @@ func (e *Engine) answer(conn net.Conn) error {
 	if err != nil {
 		return err
 	}
+	s.begun = begun
 	ctx, cancel := context.WithTimeout(e.ctx, handshakeTime)
 	defer cancel()
 	if err := s.follow(ctx); err != nil {
@@ -264,13 +278,18 @@ func (e *Engine) limit(conn net.Conn, d time.Duration) {
 	}
 }
 
+func speaks(h *wire.Hello) bool {
+	_, ok := wire.Spoken.Common(wire.Versions{Min: h.Min, Max: h.Max})
+	return ok
+}
+
 func (e *Engine) checkHello(h *wire.Hello) error {
 	switch {
 	case h.Magic != wire.Magic:
 		return fmt.Errorf("first bytes %#x are not a hawser hello", h.Magic)
 	case e.closing.Load():
 		return refuse(wire.RefuseClosing, "engine %s is closing", e.id)
-	case h.Min > wire.MaxVersion || h.Max < wire.MinVersion:
+	case !speaks(h):
 		return refuse(wire.RefuseVersion, "you speak protocol versions %d to %d, this side %d to %d", h.Min, h.Max, wire.MinVersion, wire.MaxVersion)
 	case h.Want != (wire.ID{}) && h.Want != wire.ID(e.id):
 		return refuse(wire.RefuseIdentity, "identity %s is here, wanted %s: this process has restarted, or the address is of another engine", e.id, ID(h.Want))

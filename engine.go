@@ -70,6 +70,7 @@ type Engine struct {
 	peers      map[ID]*Peer
 	fenced     map[ID]uint64 // serial of the last descriptor that was issued when the peer was fenced; see staleSerial
 	dials      map[string]*dial
+	refused    refused
 	redials    chan struct{} // places of those that dial to bring a peer back
 	observers  map[int]func(PeerEvent)
 	nextObs    int

@@ -36,6 +36,9 @@ var (
 	ErrUnfenced = errors.New("not known to be quiet")
 )
 
+// MemlockError: networks that pin memory would pin more than RLIMIT_MEMLOCK allows; the text has the remedy.
+type MemlockError = mem.MemlockError
+
 // OpError says which operation failed, and at which peer.
 type OpError struct {
 	Op   string // "write", "write pages", "signal", "send", "scatter"

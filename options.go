@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"time"
 
 	"github.com/hawser-project/hawser/internal/imm"
@@ -141,7 +142,7 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Require != "" && !names[o.Require] {
 		errs = append(errs, fmt.Errorf("require %s: %w: no such provider, there are %s", o.Require, ErrInvalid, list(o.Providers)))
 	}
-	for _, err := range []error{o.checkListen(), o.TLS.check()} {
+	for _, err := range []error{o.checkListen(), o.checkAdvertise(), o.TLS.check()} {
 		if err != nil {
 			errs = append(errs, err)
 		}
@@ -154,10 +155,44 @@ func (o *Options) checkListen() error {
 	if err != nil {
 		return fmt.Errorf("listen %q: %w: want host:port: %w", o.Listen, ErrInvalid, err)
 	}
-	ip := net.ParseIP(host)
-	loopback := host == "localhost" || ip != nil && ip.IsLoopback()
+	ip, _ := netip.ParseAddr(host) // a name is not an address; neither is one that is not valid
+	if ip.IsLinkLocalUnicast() {
+		return fmt.Errorf("listen %q: %w: %s", o.Listen, ErrInvalid, linkLocalText)
+	}
+	loopback := host == "localhost" || ip.IsLoopback()
 	if !loopback && len(o.ClusterKey) == 0 && o.TLS == nil && !o.Insecure {
 		return fmt.Errorf("listen %q: %w: not a loopback address: set ClusterKey or TLS, or Insecure if anybody on that network may connect", o.Listen, ErrInvalid)
+	}
+	return nil
+}
+
+// checkAdvertise checks addresses that peers are told to dial.
+func (o *Options) checkAdvertise() error {
+	var errs []error
+	for _, a := range o.Advertise {
+		if err := checkEndpoint(a); err != nil {
+			errs = append(errs, fmt.Errorf("advertise %q: %w", a, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+const linkLocalText = "a link-local address means another host on each link: use a global or private one"
+
+// checkEndpoint checks a host:port that is to be dialed.
+func checkEndpoint(addr string) error {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	ip, _ := netip.ParseAddr(host)
+	switch {
+	case ip.IsLinkLocalUnicast():
+		return fmt.Errorf("%w: %s", ErrInvalid, linkLocalText)
+	case host == "" || ip.IsUnspecified():
+		return fmt.Errorf("%w: an address to bind, which cannot be dialed: name a host", ErrInvalid)
+	case port == "" || port == "0":
+		return fmt.Errorf("%w: no port", ErrInvalid)
 	}
 	return nil
 }

@@ -276,7 +276,7 @@ func (s *session) giveBack(f wire.Frame) error {
 		return nil
 	}
 	if s.lent.owed.Add(1) > wire.MaxRevokes {
-		return fmt.Errorf("more than %d regions are taken back at once", wire.MaxRevokes)
+		return fmt.Errorf("%w: more than %d regions are taken back at once", ErrLimit, wire.MaxRevokes)
 	}
 	rp, request := s.links.Load(), f.Request
 	s.e.worker.group.Call(func(g *rail.Group) {

@@ -32,8 +32,9 @@ type session struct {
 	e         *Engine
 	peer      *Peer
 	conn      net.Conn
-	dialer    bool   // we dialed
-	addr      string // what we dialed; set before the session is up
+	dialer    bool      // we dialed
+	addr      string    // what we dialed; set before the session is up
+	begun     time.Time // when that, or the handshake, began; as addr
 	state     atomic.Uint32
 	ctx       context.Context // ends with the session
 	cancel    context.CancelFunc
@@ -135,17 +136,27 @@ func (s *session) cause() error {
 	return s.why
 }
 
-// fail ends the session. kind is the sentinel that users see. Only the first call counts.
-func (s *session) fail(kind, cause error) {
+// fail ends the session. kind is the sentinel that users see. Only the first call counts, and reports true.
+func (s *session) fail(kind, cause error) bool {
 	s.mu.Lock()
 	if s.why != nil {
 		s.mu.Unlock()
-		return
+		return false
 	}
 	s.why = fmt.Errorf("%w: %w", kind, cause)
 	s.state.Store(stateDown)
 	s.mu.Unlock()
 	s.e.notes.push(&s.note)
+	return true
+}
+
+// broken ends the session because of what the peer has sent. The peer is told, so that it knows why, and does not come back with the
+// same.
+func (s *session) broken(reason string, err error) {
+	s.bye(err.Error())
+	if s.fail(ErrPeerDown, fmt.Errorf("%w: %w", errBroken, err)) {
+		s.e.refused.add(reason)
+	}
 }
 
 // fireState is what fire has to do.
@@ -395,11 +406,11 @@ func (s *session) read() {
 			buf = f.Payload // at most wire.MaxPayload, and nobody keeps a part of it
 		}
 		if err := s.handle(f); err != nil {
-			if !errors.Is(err, errBye) {
-				s.bye(err.Error()) // so that it knows why, and does not come back with the same
-				err = fmt.Errorf("%w: %w", errBroken, err)
+			if errors.Is(err, errBye) {
+				s.fail(ErrPeerDown, err)
+			} else {
+				s.broken(messageReason(f.Type, err), err)
 			}
-			s.fail(ErrPeerDown, err)
 			return
 		}
 	}

@@ -19,6 +19,9 @@ type Stats struct {
 
 	Callbacks CallbackStats // of OnPeer and the like, and lines of the log
 	Watches   CallbackStats // of Watch
+
+	// Refused counts connections and sessions that were closed because of what the other side did, by reason: see RefusedVersion.
+	Refused map[string]uint64
 }
 
 // CallbackStats are about users' functions that the engine runs one after the other.
@@ -44,6 +47,8 @@ type PeerStats struct {
 	Links  int
 	Down   error // why it is down
 
+	ConnectTime time.Duration // from the dial, or the other side's, until it was up
+
 	Reconnecting   bool   // a lost session is being set up again
 	ReconnectTries int    // dials for that, since a session last lasted
 	ReconnectErr   error  // of the last one, or why it was given up
@@ -60,6 +65,7 @@ func (e *Engine) Stats() Stats {
 		Inflight: e.inflight.Load(), Counters: e.imms.Len(), StaleImms: e.managed.stale.count.Load(),
 		Watchers: len(*e.watches.list.Load()), Callbacks: e.calls.ran.stats(), Watches: e.watches.ran.stats(),
 	}
+	st.Refused = e.refused.snapshot()
 	for _, d := range e.rails {
 		st.Rails = append(st.Rails, RailStats{Provider: d.Provider, Device: d.Name, LinkBits: d.LinkBits})
 	}
@@ -83,6 +89,9 @@ func (e *Engine) Stats() Stats {
 		if s.state.Load() != stateSetup {
 			s.mu.Lock()
 			ps.Path, ps.Reason, ps.Links = s.path, s.reason, s.want
+			if s.wasUp {
+				ps.ConnectTime = s.upAt.Sub(s.begun)
+			}
 			s.mu.Unlock()
 		}
 		st.Peers = append(st.Peers, ps)

@@ -223,7 +223,9 @@ func (w *worker) uncounted(s *session, v uint32, err error) {
 		w.e.managed.arrived(s.peer, v)
 		return
 	}
-	s.fail(ErrLimit, err)
+	if s.fail(ErrLimit, err) {
+		w.e.refused.add(RefusedLimit)
+	}
 }
 
 // Message hands a message to whoever calls Receive.
@@ -246,8 +248,13 @@ func (w *worker) Keys(r *rail.Remote) {
 }
 
 // GiveUp ends a session that cannot go on.
-func (w *worker) GiveUp(p *rail.Peer, why string) {
-	p.Tag.(*session).fail(ErrPeerDown, errors.New(why))
+func (w *worker) GiveUp(p *rail.Peer, why string, broke bool) {
+	s := p.Tag.(*session)
+	if !broke {
+		s.fail(ErrPeerDown, errors.New(why))
+		return
+	}
+	s.broken(RefusedLink, errors.New(why))
 }
 
 // Fenced tells the session that its fence has ended.

@@ -180,6 +180,7 @@ type Caps struct {
 	CrossHost  bool   // peers may be on other hosts
 	HeapMemory bool   // Memory.Bytes may be on the Go heap
 	Phantom    bool   // takes Memory.Phantom
+	PinsMemory bool   // registered memory counts against RLIMIT_MEMLOCK
 	GrantRange bool   // a grant is enforced to its range, not only to the whole memory
 	Refusals   bool   // the receiver checks and tells with KindRefused; false: the writer checks by itself and always learns of a refusal
 	LinkBits   uint64 // speed for placement, bits per second; 0 when unknown

@@ -153,7 +153,7 @@ func (h *simHost) Link(p *Peer, i int, up bool, why string) {
 }
 func (h *simHost) Fenced(*Peer, bool)  {}
 func (h *simHost) Dead(r int, _ error) { h.w.note("%s: rail %d is dead", h.name, r) }
-func (h *simHost) GiveUp(p *Peer, why string) {
+func (h *simHost) GiveUp(p *Peer, why string, _ bool) {
 	h.w.fail("%s gives %c up: %s", h.name, 'a'+rune(p.Tag.(int)), why)
 }
 

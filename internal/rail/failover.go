@@ -139,7 +139,7 @@ func (g *Group) settle(l *link) {
 		err = g.divide(l, gone)
 	}
 	if err != nil {
-		g.sink.GiveUp(l.peer, "it broke the protocol: "+err.Error())
+		g.sink.GiveUp(l.peer, err.Error(), true)
 		return
 	}
 	g.pause(l)

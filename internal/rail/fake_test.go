@@ -104,10 +104,10 @@ func (s *fakeSink) Dead(int, error)             { s.dead++ }
 func (s *fakeSink) Link(_ *Peer, _ int, up bool, _ string) {
 	s.ups = append(s.ups, up)
 }
-func (s *fakeSink) Tell(_ *Peer, n *wire.LinkNotice) { s.told = append(s.told, n) }
-func (s *fakeSink) Keys(r *Remote)                   { s.asked = append(s.asked, r) }
-func (s *fakeSink) GiveUp(_ *Peer, why string)       { s.breaches = append(s.breaches, why) }
-func (s *fakeSink) Fenced(_ *Peer, proved bool)      { s.fences = append(s.fences, proved) }
+func (s *fakeSink) Tell(_ *Peer, n *wire.LinkNotice)   { s.told = append(s.told, n) }
+func (s *fakeSink) Keys(r *Remote)                     { s.asked = append(s.asked, r) }
+func (s *fakeSink) GiveUp(_ *Peer, why string, _ bool) { s.breaches = append(s.breaches, why) }
+func (s *fakeSink) Fenced(_ *Peer, proved bool)        { s.fences = append(s.fences, proved) }
 
 // ended is a Completer.
 type ended struct {

@@ -24,8 +24,8 @@ type Sink interface {
 	Tell(p *Peer, n *wire.LinkNotice)
 	// Keys: SetKeys or CloseRemote is to be called with what the owner of r says, soon.
 	Keys(r *Remote)
-	// GiveUp: the session has to end; the other side does not keep the protocol, or what went down with a link cannot be settled.
-	GiveUp(p *Peer, why string)
+	// GiveUp: the session has to end; the other side broke the protocol, or what went down with a link cannot be settled.
+	GiveUp(p *Peer, why string, broke bool)
 	// Fenced: the outcome of Fence. proved: nothing that p started can land any more; else Fence may be called again.
 	Fenced(p *Peer, proved bool)
 	// Dead: a rail cannot be used any more.
@@ -322,6 +322,15 @@ func (g *Group) Flush() {
 
 // Register registers memory on every rail, all or nothing.
 func (g *Group) Register(m provider.Memory, acc provider.Access) (*Memory, error) {
+	pins := uint64(0)
+	for _, r := range g.rails {
+		if r.caps.PinsMemory {
+			pins += m.Len()
+		}
+	}
+	if err := mem.CheckLock(pins); pins > 0 && err != nil {
+		return nil, fmt.Errorf("register %d bytes on %d rails: %w", m.Len(), len(g.rails), err)
+	}
 	mr := &Memory{}
 	for i, r := range g.rails {
 		k, err := r.dom.Register(m, acc)

@@ -348,7 +348,7 @@ func (g *Group) linkDown(l *link, why provider.Status) {
 		return
 	}
 	if why == provider.StatusProtocol {
-		g.sink.GiveUp(p, "it broke the protocol of the network")
+		g.sink.GiveUp(p, "that of the network", true)
 	}
 	g.lose(l, why.String())
 }

@@ -95,7 +95,7 @@ func (g *Group) tick(l *link) {
 		}
 	case lost:
 		if age > settleTime {
-			g.sink.GiveUp(l.peer, fmt.Sprintf("what was under way over link %d, which failed, is not known to be quiet", l.index))
+			g.sink.GiveUp(l.peer, fmt.Sprintf("what was under way over link %d, which failed, is not known to be quiet", l.index), false)
 		}
 		if l.handle != 0 && !l.fencing && age%proofTime == 0 {
 			g.fenceLink(l)
@@ -144,7 +144,7 @@ func (g *Group) Notice(p *Peer, n *wire.LinkNotice) {
 		return
 	}
 	if err := g.notice(p, n); err != nil {
-		g.sink.GiveUp(p, "it broke the protocol: "+err.Error())
+		g.sink.GiveUp(p, err.Error(), true)
 	}
 }
 
