@@ -242,5 +242,8 @@ func child() error {
 	if addr := os.Getenv(hostEnv); addr != "" {
 		return host(addr)
 	}
+	if addr := os.Getenv(otherUserEnv); addr != "" {
+		return otherUser(addr)
+	}
 	return errNoMode
 }

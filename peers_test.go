@@ -290,7 +290,7 @@ func TestPeersCostABoundedAmount(t *testing.T) {
 	for _, tc := range []struct {
 		network string
 		fds     int // of both ends, per peer; see docs/design.md
-	}{{"sim", 2}, {"tcp", 4}, {"shm", 2 * 9}} {
+	}{{"sim", 2}, {"tcp", 4}, {"shm", 6}} {
 		t.Run(tc.network, func(t *testing.T) {
 			w := newWorld(t, tc.network)
 			b := w.engine(t, 0, 1)
