@@ -245,5 +245,8 @@ func child() error {
 	if addr := os.Getenv(otherUserEnv); addr != "" {
 		return otherUser(addr)
 	}
+	if what := os.Getenv(guestEnv); what != "" {
+		return guest(what)
+	}
 	return errNoMode
 }
