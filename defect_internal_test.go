@@ -172,3 +172,12 @@ func TestDefect18LengthsCutTo32Bits(t *testing.T) {
 		}
 	}
 }
+
+// Engines sign with secrets of their own: what one has issued is nothing to the other, also in one process.
+func TestEnginesSignWithSecretsOfTheirOwn(t *testing.T) {
+	f := sim.New(sim.Config{})
+	a, b := simEngine(t, f, "a"), simEngine(t, f, "b")
+	if a.secret == b.secret || a.secret == ([32]byte{}) {
+		t.Fatal("two engines sign with one secret")
+	}
+}
