@@ -60,7 +60,7 @@ func statusError(st provider.Status, cause error) error {
 		return ErrAccess
 	case provider.StatusFlushed:
 		if cause == nil {
-			cause = ErrPeerDown
+			return fmt.Errorf("a link failed, and its network cannot tell which of several operations had arrived: its bytes at the peer are %w", ErrUnfenced)
 		}
 		// What was in flight may have been placed, or may be placed yet.
 		return fmt.Errorf("%w: its bytes at the peer are %w", cause, ErrUnfenced)

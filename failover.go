@@ -120,7 +120,7 @@ func (s *session) askKeys(r *Remote) {
 		if err := wire.Parse(payload, &res); err != nil {
 			return err
 		}
-		keys, closed := railKeys(res.Keys), faultError(&res) != nil
+		keys, closed := railKeys(res.Keys), res.Fault != wire.FaultNone && res.Fault != wire.FaultInternal
 		s.e.worker.group.Call(func(g *rail.Group) {
 			if closed {
 				g.CloseRemote(&r.rr)

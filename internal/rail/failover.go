@@ -196,13 +196,14 @@ func (g *Group) divideOrdered(l *link, gone []flight) error {
 	return nil
 }
 
-// divide is for networks that keep no order: only numbers are known, by class of value. All or none of a class is clear; when all of a class
-// belong to one operation, nobody can act on some of its immediates, so its bytes are written again, and then as many immediates as
-// are missing. Else the operations fail: some of their immediates were counted, and nobody can tell which.
+// divide is for networks that keep no order: only numbers are known, by class of value. All or none of a class is clear. So are signals of
+// one value: one is as good as another. When all of a class belong to one operation, nobody can act on some of its immediates, so
+// its bytes are written again, and then as many immediates as are missing. Else the operations fail: some of their immediates
+// were counted, and nobody can tell which.
 func (g *Group) divide(l *link, gone []flight) error {
 	var unanswered [wire.LinkBuckets]uint32
 	var owner [wire.LinkBuckets]*Op
-	var mixed [wire.LinkBuckets]bool
+	var mixed, differ, bytes [wire.LinkBuckets]bool // several operations; several values; not only signals
 	messages := uint64(0)
 	for i := range gone {
 		f := &gone[i]
@@ -212,7 +213,11 @@ func (g *Group) divide(l *link, gone []flight) error {
 		case f.imm:
 			b := bucket(f.op.Imm)
 			unanswered[b]++
-			mixed[b] = mixed[b] || owner[b] != nil && owner[b] != f.op
+			if o := owner[b]; o != nil {
+				mixed[b] = mixed[b] || o != f.op
+				differ[b] = differ[b] || o.Imm != f.op.Imm
+			}
+			bytes[b] = bytes[b] || f.n > 0
 			owner[b] = f.op
 		}
 	}
@@ -237,6 +242,11 @@ func (g *Group) divide(l *link, gone []flight) error {
 		case f.op.Kind == Send && taken == messages, f.imm && placed[b] == unanswered[b]:
 			g.arrived(f)
 		case f.op.Kind == Send && taken == 0, !f.imm && f.op.Kind != Send, f.imm && placed[b] == 0:
+			g.replace(f)
+		case f.imm && !differ[b] && !bytes[b] && counted[b] > 0:
+			counted[b]--
+			g.arrived(f)
+		case f.imm && !differ[b] && !bytes[b]:
 			g.replace(f)
 		case f.imm && !mixed[b]:
 			g.replaceSome(f, &counted[b])

@@ -1,6 +1,7 @@
 package rail
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/hawser-project/hawser/provider"
@@ -46,19 +47,28 @@ func (r *Remote) set(k LinkKey) {
 	}
 }
 
-// Grant returns the keys under which p may write to [off, off+n) of m, for each of its links that is in service. ErrBusy: call
-// again after a Step.
+// Grant returns the keys under which p may write to [off, off+n) of m, for each of its links that is in service. A link whose network
+// gives none is left out: it has failed, and the word of that is on its way. ErrBusy: call again after a Step. ErrUnsupported: no
+// link can serve this memory.
 func (g *Group) Grant(m *Memory, p *Peer, off, n uint64) ([]LinkKey, error) {
 	var keys []LinkKey
+	var fault error
 	for i, l := range p.links {
 		if l.state != ready && l.state != probing {
 			continue
 		}
 		k, err := l.rail.dom.Grant(m.Keys[l.rail.index], l.handle, off, n)
-		if err != nil {
+		switch {
+		case err == nil:
+			keys = append(keys, LinkKey{i, l.epoch, k})
+		case errors.Is(err, provider.ErrBusy):
 			return nil, fmt.Errorf("grant over rail %d: %w", l.rail.index, err)
+		case errors.Is(err, provider.ErrUnsupported):
+			fault = fmt.Errorf("grant over rail %d: %w", l.rail.index, err)
 		}
-		keys = append(keys, LinkKey{i, l.epoch, k})
+	}
+	if len(keys) == 0 && fault != nil {
+		return nil, fault
 	}
 	return keys, nil
 }
