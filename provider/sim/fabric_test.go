@@ -156,3 +156,46 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 		}
 	}
 }
+
+// Hosts may have other NICs than the rest, and a host NICs of several kinds. What they send to each other goes at the slower one's pace.
+func TestNICsDiffer(t *testing.T) {
+	w := newWorld(t, sim.Config{
+		Seed: seed(t), Manual: true,
+		Rails: []sim.NIC{{LinkBits: 400e9, Jitter: -1, Ordered: true}},
+		Hosts: map[string][]sim.NIC{"old": {{LinkBits: 10e9, Jitter: -1}, {LinkBits: 40e9, Jitter: -1, PeerDepth: 7}}},
+	})
+	phantom := func(*owner) provider.Memory { return provider.Memory{FD: -1, Phantom: 1 << 32} }
+	for host, want := range map[string][]uint64{"new": {400e9}, "other": {400e9}, "old": {10e9, 40e9}} {
+		devs, err := w.fab.Provider(host).Devices(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []uint64
+		for _, d := range devs {
+			got = append(got, d.LinkBits)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("host %s has NICs of %d bits per second, want %d", host, got, want)
+		}
+	}
+	a, b, slow, slower := w.open("new", "nic0"), w.open("other", "nic0"), w.open("old", "nic1"), w.open("old", "nic0")
+	if c := slow.dom.Caps(); c.Ordered || c.PeerDepth != 7 || !a.dom.Caps().Ordered {
+		t.Fatalf("caps are not those of the NIC: %+v", c)
+	}
+	const n = 100 << 20
+	for _, pair := range []struct {
+		l    *link
+		bits uint64
+	}{{w.link(a, b, phantom), 400e9}, {w.link(a, slow, phantom), 40e9}, {w.link(slower, b, phantom), 10e9}} {
+		w.drain()
+		from := pair.l.a
+		from.got = nil
+		start := w.fab.Now()
+		from.post(pair.l.write(0, 1, n))
+		w.until("a write completes", func() bool { return from.count(provider.KindWrite, provider.StatusOK) == 1 })
+		ideal := time.Duration(n * 8 * 1e9 / pair.bits)
+		if took := w.fab.Now() - start; took < ideal || took > ideal*105/100 {
+			t.Errorf("100 MiB from %d to %d bits per second took %v, want %v and little more", from.dom.Caps().LinkBits, pair.l.b.dom.Caps().LinkBits, took, ideal)
+		}
+	}
+}

@@ -76,9 +76,11 @@ func (o *op) bytes(frag uint32) uint64 { return min(o.chunk, o.wr.Len-o.chunk*ui
 func (f *Fabric) fragment(ev event) {
 	o, to := ev.op, ev.op.from.other
 	if ev.frag&queued == 0 {
-		took := to.d.nic.serial(o.bytes(ev.frag))
+		n := o.bytes(ev.frag)
+		took := to.d.nic.serial(n)
 		p := to.d.port
-		p.rxFree = max(p.rxFree, f.now-took) + took
+		// It has been coming in for as long as it was sent, but for no longer than it takes here.
+		p.rxFree = max(p.rxFree, f.now-min(took, o.from.d.nic.serial(n))) + took
 		if wait := p.rxFree - f.now; wait > 0 {
 			f.schedule(wait, event{kind: evFragment, op: o, frag: ev.frag | queued})
 			return

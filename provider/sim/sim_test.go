@@ -21,6 +21,7 @@ func contract(t *testing.T, cfg sim.Config, except map[string]string) {
 	providertest.Run(t, providertest.Factory{
 		Memory: mem.Heap,
 		Network: func(t *testing.T) providertest.Network {
+			cfg := cfg // properties may run in parallel
 			cfg.Seed = seed(t)
 			return providertest.Network{Provider: sim.New(cfg).Provider}
 		},
