@@ -9,8 +9,9 @@ TOOL      := $(GO) tool -modfile=tools/go.mod
 TESTSUM   := $(GO) run ./internal/testsum
 TESTFLAGS ?= -shuffle=on -timeout=5m
 FUZZTIME  ?= 10s
+SOAKTIME  ?= 10m
 
-.PHONY: all build demo test race invariants processes fuzz bench lint fmt nightly golangci-lint clean
+.PHONY: all build demo test race invariants processes soak fuzz bench lint fmt nightly golangci-lint clean
 all: build
 
 # The binary is static: it runs on any linux, whatever its libc.
@@ -36,6 +37,12 @@ invariants:
 processes:
 	$(TESTSUM) -name processes -- -tags processes -run '^TestProcesses' -count=1 -timeout=10m ./cmd/hawser
 
+# Whole engines in four processes on two hosts, which are killed, stopped and cut off at random (internal/soak). SOAKFLAGS=-race,
+# SOAKARGS="-soak.seed N".
+soak:
+	@sh .ci/need ip iproute2
+	$(TESTSUM) -name soak -live 'soak: ' -- -tags soak $(SOAKFLAGS) -run '^TestSoak' -count=1 -timeout=0 ./internal/soak -soak.time=$(SOAKTIME) $(SOAKARGS)
+
 fuzz:
 	@bash .ci/fuzz $(FUZZTIME)
 
@@ -51,7 +58,7 @@ fmt:
 	find . -name '*.go' -not -path './.*' -print0 | xargs -0 $(TOOL) gofumpt -w
 
 # What is too slow for every change.
-nightly: build lint test race invariants processes
+nightly: build lint test race invariants processes soak
 	$(MAKE) fuzz FUZZTIME=5m
 	$(BIN)/hawser kv replay --provider shm --requests 5000 --speed 4 --cancel 5%
 	$(BIN)/hawser kv replay --provider tcp --requests 2000 --speed 4 --cancel 5%

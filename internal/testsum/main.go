@@ -17,12 +17,13 @@ const countsEnv = "HAWSER_TEST_COUNTS"
 func main() {
 	name := flag.String("name", "test", "name of this run in the counts file")
 	counts := flag.String("counts", os.Getenv(countsEnv), "append the counts to `FILE`")
+	live := flag.String("live", "", "print lines of tests that start with `PREFIX` as they come: progress of long tests")
 	total := flag.String("total", "", "add up the counts in `FILE`, print the closing line, and exit")
 	flag.Parse()
 	if *total != "" {
 		os.Exit(printTotal(os.Stdout, *total))
 	}
-	sum, err := judge(run(os.Stdout, flag.Args()))
+	sum, err := judge(run(os.Stdout, *live, flag.Args()))
 	fmt.Printf("%s: %s\n", *name, sum.line())
 	if *counts != "" {
 		err = errors.Join(err, appendCounts(*counts, *name, sum))
@@ -45,7 +46,7 @@ func judge(sum Summary, err error) (Summary, error) {
 }
 
 // run executes go test and reads its events. An interrupt of the terminal reaches go test too, whose end ends this process.
-func run(out io.Writer, args []string) (Summary, error) {
+func run(out io.Writer, live string, args []string) (Summary, error) {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT) // caught, not ignored: go test would inherit that
 	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
 	cmd.Stderr = os.Stderr
@@ -56,7 +57,7 @@ func run(out io.Writer, args []string) (Summary, error) {
 	if err := cmd.Start(); err != nil {
 		return Summary{}, fmt.Errorf("go test: %w", err)
 	}
-	sum, rerr := summarize(events, out)
+	sum, rerr := summarize(events, out, live)
 	if rerr != nil {
 		_, _ = io.Copy(io.Discard, events) // so that go test can end
 	}

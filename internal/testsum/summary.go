@@ -37,9 +37,9 @@ type event struct {
 	ImportPath string // build events carry this instead of Package
 }
 
-// summarize reads events until the end and prints what a person needs of them.
-func summarize(events io.Reader, out io.Writer) (Summary, error) {
-	s := summary{out: out, text: map[string][]string{}, failed: map[string]int{}}
+// summarize reads events until the end and prints what a person needs of them, and lines that start with live as they come.
+func summarize(events io.Reader, out io.Writer, live string) (Summary, error) {
+	s := summary{out: out, live: live, text: map[string][]string{}, failed: map[string]int{}}
 	in := bufio.NewReader(events)
 	for {
 		line, err := in.ReadBytes('\n')
@@ -59,6 +59,7 @@ type summary struct {
 	Summary
 
 	out    io.Writer
+	live   string              // prefix of progress lines; empty for none
 	text   map[string][]string // output of what has not ended: test, or package under "package."
 	failed map[string]int      // failed tests of a package
 }
@@ -72,6 +73,10 @@ func (s *summary) take(line []byte) {
 	key := e.Package + "." + e.Test
 	switch e.Action {
 	case "output":
+		if s.live != "" && strings.HasPrefix(e.Output, s.live) {
+			fmt.Fprint(s.out, e.Output)
+			return
+		}
 		s.text[key] = append(s.text[key], e.Output)
 	case "build-output":
 		fmt.Fprint(s.out, e.Output)

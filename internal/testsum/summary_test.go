@@ -12,6 +12,7 @@ import (
 const events = `{"Action":"start","Package":"m/a"}
 {"Action":"run","Package":"m/a","Test":"TestGood"}
 {"Action":"output","Package":"m/a","Test":"TestGood","Output":"chatter\n"}
+{"Action":"output","Package":"m/a","Test":"TestGood","Output":"long: half of it\n"}
 {"Action":"pass","Package":"m/a","Test":"TestGood"}
 {"Action":"output","Package":"m/a","Test":"TestNoVM","Output":"    vm_test.go:9: seed 4711\n"}
 {"Action":"output","Package":"m/a","Test":"TestNoVM","Output":"    vm_test.go:12: needs a VM\n"}
@@ -32,7 +33,7 @@ not json
 
 func TestSummarizeCountsEverything(t *testing.T) {
 	var out bytes.Buffer
-	s, err := summarize(strings.NewReader(events), &out)
+	s, err := summarize(strings.NewReader(events), &out, "long: ")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +44,7 @@ func TestSummarizeCountsEverything(t *testing.T) {
 		t.Errorf("skips: got %q, want %q", s.Skips, want)
 	}
 	for _, want := range []string{
-		"skip m/a.TestNoVM: needs a VM", "got 1, want 2", "undefined: x", "panic: boom", "FAIL m/a", "ok   m/d", "not json",
+		"skip m/a.TestNoVM: needs a VM", "got 1, want 2", "undefined: x", "panic: boom", "FAIL m/a", "ok   m/d", "not json", "long: half of it",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("output lacks %q:\n%s", want, out.String())
