@@ -248,5 +248,8 @@ func child() error {
 	if what := os.Getenv(guestEnv); what != "" {
 		return guest(what)
 	}
+	if role := os.Getenv(siegeEnv); role != "" {
+		return siegeRole(role)
+	}
 	return errNoMode
 }
