@@ -2,7 +2,8 @@
 //
 // Four member processes, on two hosts (network namespaces, two cables between them) when that is possible, do what users do, at random:
 // write, signal, talk, connect, fence, close regions and engines. The parent kills them, stops them, and cuts cables. Every so often it
-// heals all that, waits until everything has been resolved, and looks for what is wrong or was left behind.
+// heals all that, waits until everything has been resolved, and looks for what is wrong or was left behind. Then it cuts one rail of two
+// for a while: no operation may fail of that.
 //
 // Members agree about memory over a bus that no fault touches: the pipes of the processes, with the parent as router. A writer asks an
 // owner for a lease of a cell; the owner gives it a descriptor, a place and an immediate. Writer and owner know from the number of the

@@ -37,6 +37,19 @@ func (f *faults) chaos(until time.Time) {
 	f.mend(until.Add(time.Hour))
 }
 
+// railCuts cuts the second cable again and again, which carries one rail of two and nothing else.
+func (f *faults) railCuts(until time.Time) {
+	const cable = 1
+	for time.Now().Before(until) && !f.c.bad.Load() {
+		end := f.rng.IntN(2)
+		f.c.total.add("cuts of one rail", 1)
+		must(f.c.t, f.c.net.cut(end, cable))
+		time.Sleep(f.duration())
+		must(f.c.t, f.c.net.plug(end, cable))
+		time.Sleep(f.duration() / 4)
+	}
+}
+
 // mend repairs what is due.
 func (f *faults) mend(now time.Time) {
 	for what, r := range f.broken {

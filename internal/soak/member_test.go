@@ -170,6 +170,7 @@ func (m *member) obey(o order) (r reply) {
 	switch o.What {
 	case orderRun:
 		m.strict.Store(o.Strict)
+		n.forgetAll()
 		n.gate.open()
 	case orderPause:
 		n.gate.close()

@@ -214,6 +214,9 @@ func (n *node) check(l *lease, o *outcome) {
 		})
 		n.counted(l, o.Count, o.Count)
 		n.m.counts.add("verified", 1)
+		if n.m.strict.Load() {
+			n.m.counts.add("verified while rails were cut", 1)
+		}
 		n.unchanged(l)
 	case l.frozen != nil:
 		n.unchanged(l)

@@ -61,11 +61,19 @@ func TestSoak(t *testing.T) {
 	c.quiet() // what it looks like before anything has happened
 	next := start
 	rounds := 0
+	quiet := func() bool {
+		if !c.bad.Load() {
+			c.quiet()
+		}
+		return !c.bad.Load()
+	}
 	for time.Since(start) < *soakTime && !c.bad.Load() {
 		c.all(order{What: orderRun})
 		f.chaos(time.Now().Add(*soakRound))
-		if !c.bad.Load() {
-			c.quiet()
+		if quiet() && c.net != nil {
+			c.all(order{What: orderRun, Strict: true})
+			f.railCuts(time.Now().Add(*soakRound / 4))
+			quiet()
 		}
 		rounds++
 		if time.Now().After(next) {
@@ -111,7 +119,11 @@ func (c *cluster) summary(rounds int, took time.Duration) {
 		all = append(all, fmt.Sprintf("%s %d", name, n[name]))
 	}
 	say(c.t, "%.0fs, %d rounds, seed %d: %s", took.Seconds(), rounds, c.seed, strings.Join(all, ", "))
-	for _, name := range []string{"verified", "dirty cells cleaned", "kills", "stops"} {
+	needed := []string{"verified", "dirty cells cleaned", "kills", "stops"}
+	if c.net != nil {
+		needed = append(needed, "cuts", "cuts of one rail", "verified while rails were cut")
+	}
+	for _, name := range needed {
 		if n[name] == 0 && !c.t.Failed() {
 			c.t.Errorf("%s: none", name)
 		}

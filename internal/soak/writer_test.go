@@ -158,6 +158,13 @@ func (a *actor) forget(to entry) {
 	delete(a.known, to.ID)
 }
 
+// forgetAll drops all imports: everybody was fenced.
+func (n *node) forgetAll() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	clear(n.known)
+}
+
 // source is the actor's place, filled as the lease wants it.
 func (a *actor) source(owner string, g *grant) (s hawser.Slice, ok bool) {
 	a.memory.RLock()
