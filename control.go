@@ -319,6 +319,7 @@ func (p *Peer) claim(conn net.Conn, dialer bool, lost *session) (*session, error
 		old = old.prev.Load()
 	}
 	s.prev.Store(old)
+	p.e.imms.Attach(&p.source)
 	p.cur.Store(s)
 	if p.e.known(p.id) != p { // forgotten before it had a session
 		err := refuse(wire.RefuseBusy, "too many peers have come and gone: connect again")

@@ -188,6 +188,7 @@ func (s *session) fire() {
 		s.e.emit(PeerEvent{Peer: s.peer, Kind: PeerFenced})
 	}
 	if over {
+		s.e.imms.Detach(&s.peer.source)
 		s.over.Store(true)
 	}
 	if tear && wasUp {

@@ -7,9 +7,10 @@ import (
 
 // Source is who sends immediates. One per peer identity; its address is its identity.
 type Source struct {
-	unasked atomic.Int64
-	stale   atomic.Uint64
-	gone    atomic.Bool
+	unasked  atomic.Int64
+	attached int // guarded by Table.mu
+	stale    atomic.Uint64
+	gone     atomic.Bool
 }
 
 // Stale is how many immediates of the source were not counted because their managed value was not open.
@@ -27,7 +28,8 @@ type Counter struct {
 	Owner any
 
 	n         atomic.Uint64
-	alarm     atomic.Uint64 // count from which on Add looks closer: threshold, or 0 with a mirror
+	alarm     atomic.Uint64 // count from which on Add looks closer: threshold, or 0 with a mirror, or while it is condemned
+	condemned atomic.Bool   // Table.Detach is about to drop it
 	threshold atomic.Uint64 // lowest count that somebody waits for
 	from      atomic.Pointer[[]share]
 	mirror    atomic.Pointer[atomic.Uint64]

@@ -14,12 +14,18 @@ const MaxUnasked = 65536
 // ErrUnasked says that a source created too many values that nobody asked for.
 var ErrUnasked = errors.New("more than 65536 immediate values that nobody asked for")
 
+// maxOrphans is how many values that nobody asked for are kept of sources that are gone, all together. Without a limit a peer could fill
+// our memory by coming under one identity after the other.
+const maxOrphans = MaxUnasked
+
 // Table maps values to counters. Safe for concurrent use.
 type Table struct {
 	mu    sync.Mutex // taken to add and remove values, not to count
 	slots atomic.Pointer[[]atomic.Pointer[Counter]]
 	used  int // slots that are not nil, tombstones included; guarded by mu
 	live  int // counters in slots; guarded by mu
+
+	orphans int // counters that nobody asked for, of sources that are not attached; guarded by mu
 
 	ranges []*Range // all; guarded by mu
 	dense  atomic.Pointer[[]*Range]
@@ -50,8 +56,13 @@ func (t *Table) Add(src *Source, imm uint32) (due *Counter, err error) {
 	}
 	c.count(src)
 	// The part is counted before the whole, so that whoever sees the whole sees the parts.
-	if n := c.n.Add(1); n >= c.alarm.Load() && c.reached(n) {
-		return c, nil
+	if n := c.n.Add(1); n >= c.alarm.Load() {
+		if c.condemned.Load() {
+			return t.recount(src, c, n)
+		}
+		if c.reached(n) {
+			return c, nil
+		}
 	}
 	return nil, nil
 }
@@ -68,11 +79,80 @@ func (t *Table) Counter(imm uint32) *Counter {
 	if c == nil {
 		c = t.insert(imm)
 	}
-	if c.creator != nil {
-		c.creator.unasked.Add(-1)
-		c.creator = nil
-	}
+	t.disown(c)
 	return c
+}
+
+// disown is called when somebody has asked for c, or when it goes. Needs mu.
+func (t *Table) disown(c *Counter) {
+	if c.creator == nil {
+		return
+	}
+	c.creator.unasked.Add(-1)
+	if c.creator.attached == 0 {
+		t.orphans--
+	}
+	c.creator = nil
+}
+
+// Attach says that immediates may come from src. It is called before the first one, and once for each Detach.
+func (t *Table) Attach(src *Source) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if src.attached++; src.attached == 1 {
+		t.orphans -= int(src.unasked.Load())
+	}
+}
+
+// Detach says that nothing comes from src any more. When sources that are gone have left too many values that nobody has asked for,
+// and nobody else has counted, all of those are forgotten.
+func (t *Table) Detach(src *Source) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if src.attached--; src.attached > 0 {
+		return
+	}
+	if t.orphans += int(src.unasked.Load()); t.orphans <= maxOrphans {
+		return
+	}
+	for c := range t.all() {
+		if c.creator != nil && c.creator.attached == 0 {
+			t.drop(c)
+		}
+	}
+	t.rebuild() // the table gets small again
+}
+
+// drop removes a counter that its creator has left, unless another source counts it, whose it is then. An Add that is under way either
+// shows in the shares, or sees that c is condemned: it stores its share before it loads the alarm, and we the other way round. Needs mu.
+func (t *Table) drop(c *Counter) {
+	c.condemned.Store(true)
+	c.alarm.Store(0)
+	for _, s := range *c.from.Load() {
+		if s.src.attached > 0 {
+			t.disown(c)
+			c.creator = s.src
+			s.src.unasked.Add(1)
+			c.SetThreshold(c.threshold.Load())
+			c.condemned.Store(false)
+			return
+		}
+	}
+	t.remove(c)
+}
+
+// recount ends an Add whose counter was condemned: it is counted there if that was kept, else anew.
+func (t *Table) recount(src *Source, c *Counter, n uint64) (due *Counter, err error) {
+	t.mu.Lock()
+	kept := t.find(c.Imm) == c
+	t.mu.Unlock()
+	switch {
+	case !kept:
+		return t.Add(src, c.Imm)
+	case c.reached(n):
+		return c, nil
+	}
+	return nil, nil
 }
 
 // Remove frees the value of c, which does not lie in a block: the next arrival or asker starts at 0. Safe to call twice.
@@ -92,9 +172,7 @@ func (t *Table) remove(c *Counter) {
 		case c:
 			slots[i].Store(tombstone)
 			t.live--
-			if c.creator != nil {
-				c.creator.unasked.Add(-1)
-			}
+			t.disown(c)
 			return
 		}
 	}
@@ -177,6 +255,9 @@ func (t *Table) arrive(src *Source, imm uint32) (*Counter, error) {
 		return nil, ErrUnasked
 	}
 	src.unasked.Add(1)
+	if src.attached == 0 {
+		t.orphans++
+	}
 	c := t.insert(imm)
 	c.creator = src
 	return c, nil

@@ -94,6 +94,78 @@ func TestOneSourceCannotFillTheTable(t *testing.T) {
 	add(t, tab, bad, MaxUnasked+2)
 }
 
+// Nor can one that comes under one identity after the other, each within its limit. What others count too stays.
+func TestSourcesThatComeAndGoCannotFillTheTable(t *testing.T) {
+	const comers = 3
+	tab, stays := NewTable(), &Source{}
+	tab.Attach(stays)
+	for k := range uint32(comers) {
+		src, base := &Source{}, k*MaxUnasked
+		tab.Attach(src)
+		for i := range uint32(MaxUnasked) {
+			add(t, tab, src, base+i)
+		}
+		tab.Counter(base) // somebody asks for one of them
+		add(t, tab, stays, base+1)
+		tab.Detach(src)
+		if n, most := tab.Len(), maxOrphans+2*(int(k)+1); n > most {
+			t.Fatalf("%d counters after %d sources have come and gone, at most %d", n, k+1, most)
+		}
+	}
+	orphans := 0
+	for c := range tab.all() {
+		if c.creator != nil && c.creator.attached == 0 {
+			orphans++
+		}
+	}
+	if tab.orphans != orphans {
+		t.Fatalf("%d orphans, want %d", tab.orphans, orphans)
+	}
+	for k := range uint32(comers) {
+		if one, two := tab.Counter(k*MaxUnasked).Load(), tab.Counter(k*MaxUnasked+1); one != 1 || two.From(stays) != 1 {
+			t.Fatalf("counts that are of use: %d, %d", one, two.From(stays))
+		}
+	}
+}
+
+// Values are forgotten while another source counts them: none of its arrivals is lost, and none counted twice.
+func TestForgettingUnderCounting(t *testing.T) {
+	tab, stays := NewTable(), &Source{}
+	tab.Attach(stays)
+	const values, each = 64, 2000
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := range uint32(values * each) {
+			_, _ = tab.Add(stays, i%values)
+		}
+	})
+	for k := range uint32(40) {
+		src := &Source{}
+		tab.Attach(src)
+		for i := range uint32(values) {
+			_, _ = tab.Add(src, i)
+		}
+		tab.mu.Lock()
+		tab.orphans += maxOrphans // as if there were many more
+		tab.mu.Unlock()
+		tab.Detach(src)
+		tab.mu.Lock()
+		tab.orphans -= maxOrphans
+		tab.mu.Unlock()
+		for i := range uint32(values) {
+			if c := tab.find(i); c != nil && k%2 == 0 && c.From(stays) == 0 {
+				tab.Remove(c) // so that the next one creates it
+			}
+		}
+	}
+	wg.Wait()
+	for i := range uint32(values) {
+		if n := tab.Counter(i).From(stays); n != each {
+			t.Errorf("value %d: %d of %d", i, n, each)
+		}
+	}
+}
+
 // The table against a plain map, with removals, so that tombstones and rebuilds are crossed many times.
 func TestTableAgreesWithMap(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
