@@ -11,7 +11,7 @@ TESTFLAGS ?= -shuffle=on -timeout=5m
 FUZZTIME  ?= 10s
 SOAKTIME  ?= 10m
 
-.PHONY: all build demo test race invariants processes soak fuzz bench lint fmt nightly golangci-lint clean
+.PHONY: all build demo test race invariants processes soak siege fuzz bench lint fmt nightly golangci-lint clean
 all: build
 
 # The binary is static: it runs on any linux, whatever its libc.
@@ -42,6 +42,10 @@ processes:
 soak:
 	@sh .ci/need ip iproute2
 	$(TESTSUM) -name soak -live 'soak: ' -- -tags soak $(SOAKFLAGS) -run '^TestSoak' -count=1 -timeout=0 ./internal/soak -soak.time=$(SOAKTIME) $(SOAKARGS)
+
+# What attacks over TCP cost a friend of the attacked engine, beside what burning as much processor time costs it.
+siege:
+	$(GO) test -run '^$$' -bench Siege -benchtime 7x .
 
 fuzz:
 	@bash .ci/fuzz $(FUZZTIME)

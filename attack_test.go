@@ -43,6 +43,7 @@ var attacks = map[string]func(context.Context, *aim){
 	"messages without receivers": messages,
 	"immediates without end":     immediates,
 	"10,000 connections":         crowd,
+	"notices without end":        notices,
 }
 
 // again calls f until the context ends: an attempt, which the engine may end.
@@ -65,7 +66,7 @@ func silence(ctx context.Context, t *aim) {
 			_ = conns[0].Close()
 			conns = conns[1:]
 		}
-		conn, err := net.DialTimeout("tcp", t.control, intruderTime)
+		conn, err := intrude(ctx, t.control)
 		if err == nil {
 			conns = append(conns, conn)
 		}
@@ -79,7 +80,7 @@ func silence(ctx context.Context, t *aim) {
 // hangUp connects and leaves, politely or not.
 func hangUp(ctx context.Context, t *aim) {
 	again(ctx, t, func(rng *mathrand.Rand) error {
-		conn, err := net.DialTimeout("tcp", t.control, intruderTime)
+		conn, err := intrude(ctx, t.control)
 		if err != nil {
 			return err
 		}
@@ -97,7 +98,7 @@ func hangUp(ctx context.Context, t *aim) {
 
 func randomBytes(ctx context.Context, t *aim) {
 	again(ctx, t, func(rng *mathrand.Rand) error {
-		conn, err := net.DialTimeout("tcp", t.control, intruderTime)
+		conn, err := intrude(ctx, t.control)
 		if err != nil {
 			return err
 		}
@@ -112,7 +113,7 @@ func noise(rng *mathrand.Rand, conn net.Conn, n int) error {
 	for i := range b {
 		b[i] = byte(rng.Uint32())
 	}
-	_ = conn.SetDeadline(time.Now().Add(100 * time.Millisecond))
+	_ = conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
 	if _, err := conn.Write(b); err != nil {
 		return err
 	}
@@ -128,7 +129,7 @@ func slowLoris(ctx context.Context, t *aim) {
 	for range 200 {
 		all.Go(func() {
 			again(ctx, t, func(*mathrand.Rand) error {
-				conn, err := net.DialTimeout("tcp", t.control, intruderTime)
+				conn, err := intrude(ctx, t.control)
 				if err != nil {
 					return err
 				}
@@ -155,10 +156,10 @@ func hugeFrames(ctx context.Context, t *aim) {
 		x := newIntruder()
 		defer x.leave()
 		if rng.IntN(2) == 0 {
-			if err := x.up(t.control); err != nil {
+			if err := x.up(ctx, t.control); err != nil {
 				return err
 			}
-		} else if err := x.hello(t.control); err != nil {
+		} else if err := x.hello(ctx, t.control); err != nil {
 			return err
 		}
 		length := []uint32{1<<32 - 1, wire.MaxPayload + 1, wire.MaxPayload}[rng.IntN(3)]
@@ -183,11 +184,11 @@ func halfHandshakes(ctx context.Context, t *aim) {
 				var err error
 				switch rng.IntN(3) {
 				case 0:
-					err = x.hello(t.control)
+					err = x.hello(ctx, t.control)
 				case 1:
-					err = x.offered(t.control)
+					err = x.offered(ctx, t.control)
 				default:
-					err = x.up(t.control)
+					err = x.up(ctx, t.control)
 				}
 				select {
 				case <-time.After(time.Duration(rng.IntN(300)) * time.Millisecond):
@@ -204,11 +205,11 @@ func randomData(ctx context.Context, t *aim) {
 	again(ctx, t, func(rng *mathrand.Rand) error {
 		x := newIntruder()
 		defer x.leave()
-		if err := x.offered(t.control); err != nil {
+		if err := x.offered(ctx, t.control); err != nil {
 			return err
 		}
 		for i := range 30 {
-			conn, err := net.DialTimeout("tcp", x.theirs.at.String(), intruderTime)
+			conn, err := intrude(ctx, x.theirs.at.String())
 			if err != nil {
 				return err
 			}
@@ -237,13 +238,14 @@ func questions(ctx context.Context, t *aim) {
 	again(ctx, t, func(*mathrand.Rand) error {
 		x := newIntruder()
 		defer x.leave()
-		if err := x.up(t.control); err != nil {
+		if err := x.up(ctx, t.control); err != nil {
 			return err
 		}
 		for ctx.Err() == nil {
 			if _, err := x.control.Write(frame); err != nil {
 				return err
 			}
+			t.rounds.Add(1)
 		}
 		return nil
 	})
@@ -254,7 +256,7 @@ func flood(ctx context.Context, t *aim, next func(rng *mathrand.Rand, key uint64
 	again(ctx, t, func(rng *mathrand.Rand) error {
 		x := newIntruder()
 		defer x.leave()
-		if err := x.up(t.control); err != nil {
+		if err := x.up(ctx, t.control); err != nil {
 			return err
 		}
 		if err := x.resolve(t.desc); err != nil {
@@ -270,7 +272,6 @@ func flood(ctx context.Context, t *aim, next func(rng *mathrand.Rand, key uint64
 func pour(ctx context.Context, t *aim, x *intruder, rng *mathrand.Rand, next func(rng *mathrand.Rand, key uint64, b []byte) []byte) error {
 	for b := []byte(nil); ctx.Err() == nil; t.rounds.Add(1) {
 		b = next(rng, x.key, b[:0])
-		_ = x.data.SetWriteDeadline(time.Now().Add(intruderTime))
 		if _, err := x.data.Write(b); err != nil {
 			return err
 		}
@@ -343,7 +344,7 @@ func writesUnread(ctx context.Context, t *aim) {
 	again(ctx, t, func(rng *mathrand.Rand) error {
 		x := newIntruder()
 		defer x.leave()
-		if err := x.up(t.control); err != nil {
+		if err := x.up(ctx, t.control); err != nil {
 			return err
 		}
 		if err := x.resolve(t.desc); err != nil {
@@ -378,6 +379,25 @@ func immediates(ctx context.Context, t *aim) {
 	})
 }
 
+// notices tells about links that never were, and does not read what it is told.
+func notices(ctx context.Context, t *aim) {
+	again(ctx, t, func(rng *mathrand.Rand) error {
+		x := newIntruder()
+		defer x.leave()
+		if err := x.up(ctx, t.control); err != nil {
+			return err
+		}
+		for ctx.Err() == nil {
+			n := &wire.LinkNotice{Step: wire.LinkStep(1 + rng.IntN(3)), Link: uint16(rng.IntN(3)), Epoch: rng.Uint32N(4), Imms: rng.Uint64()}
+			if err := x.say(wire.TypeLink, n); err != nil {
+				return err
+			}
+			t.rounds.Add(1)
+		}
+		return nil
+	})
+}
+
 // crowdSize is how many connections a crowd has at a time, half of them to the data listener.
 const crowdSize = 10_000
 
@@ -386,7 +406,7 @@ func crowd(ctx context.Context, t *aim) {
 	again(ctx, t, func(*mathrand.Rand) error {
 		x := newIntruder()
 		defer x.leave()
-		if err := x.offered(t.control); err != nil {
+		if err := x.offered(ctx, t.control); err != nil {
 			return err
 		}
 		addrs := []string{t.control, x.theirs.at.String()}

@@ -92,7 +92,11 @@ const maxAdvertise = 8
 // processes of this host out.
 func (e *Engine) accept(l net.Listener) {
 	places := make(chan struct{}, maxHandshakes)
+	_, near := l.(*net.UnixListener) // processes of our own user
 	for {
+		if !near {
+			pause(e.ctx, e.newcomers.take(1))
+		}
 		conn, err := l.Accept()
 		if err != nil {
 			if e.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {

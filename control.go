@@ -250,6 +250,9 @@ func (e *Engine) answer(conn net.Conn) error {
 	if want := e.mac("auth", helloBytes, welcomeBytes); !hmac.Equal(a.MAC[:], want[:]) {
 		return refuse(wire.RefuseKey, "your proof of the cluster key is wrong: both sides need the same key")
 	}
+	if conn.RemoteAddr().Network() != "unix" { // TLS or not
+		e.newcomers.take(sessionCost)
+	}
 	s, err := e.peer(ID(h.ID)).claim(conn, false, lost)
 	if err != nil {
 		return err

@@ -46,6 +46,7 @@ type Engine struct {
 	managed   Imms
 	inbox     *inbox
 
+	newcomers  pacer            // connections of the TCP control listener
 	ops        *ring.Queue[*op] // free ones
 	scatters   *ring.Queue[*scatter]
 	inflight   atomic.Int64  // operations from takeOp to dropOp
@@ -90,6 +91,7 @@ func Open(ctx context.Context, o Options) (*Engine, error) {
 		regions: map[uint64]*Region{}, peers: map[ID]*Peer{}, fenced: map[ID]uint64{}, dials: map[string]*dial{},
 		redials: make(chan struct{}, maxRedials), observers: map[int]func(PeerEvent){},
 	}
+	e.newcomers.rate, e.newcomers.burst = newcomerRate, newcomerBurst
 	_, _ = rand.Read(e.id[:]) // never fails (crypto/rand)
 	_, _ = rand.Read(e.secret[:])
 	e.managed.e, e.managed.target = e, &e.managed

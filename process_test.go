@@ -22,11 +22,18 @@ func TestMain(m *testing.M) {
 	switch err := child(); {
 	case errors.Is(err, errNoMode):
 		os.Exit(m.Run())
+	case errors.Is(err, errCutOff):
+		os.Exit(exitCutOff)
 	case err != nil:
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
+
+// errCutOff ends a writer that was fenced: nothing that it knows is of any use any more.
+var errCutOff = errors.New("cut off")
+
+const exitCutOff = 3
 
 func writer(network string) error {
 	ctx := context.Background()
@@ -51,18 +58,30 @@ func writer(network string) error {
 	if err != nil {
 		return err
 	}
-	for round := byte(1); ; round++ {
-		for i := range src.Bytes() {
-			src.Bytes()[i] = round
+	for i := range src.Bytes() {
+		src.Bytes()[i] = 1
+	}
+	for err == nil {
+		err = write(ctx, e, src, rem)
+	}
+	// It tries again, with all that it has.
+	for range 20 {
+		if write(ctx, e, src, rem) == nil {
+			return errors.New("a write through a remote of before the fence")
 		}
-		tr, err := e.Write(hawser.Write{Src: src.All(), Dst: rem.All(), Imm: hawser.Imm(1), Parts: 16})
-		if err != nil {
-			return err
-		}
-		if err := tr.Wait(ctx); err != nil {
-			return err
+		if _, stale := e.Import(ctx, d); !errors.Is(stale, hawser.ErrStale) {
+			return fmt.Errorf("import of a descriptor of before the fence: %w", stale)
 		}
 	}
+	return fmt.Errorf("%w: %w", errCutOff, err)
+}
+
+func write(ctx context.Context, e *hawser.Engine, src *hawser.Region, rem *hawser.Remote) error {
+	tr, err := e.Write(hawser.Write{Src: src.All(), Dst: rem.All(), Imm: hawser.Imm(1), Parts: 16})
+	if err != nil {
+		return err
+	}
+	return tr.Wait(ctx)
 }
 
 // victim is a writer process and the engine that it writes to.

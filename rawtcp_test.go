@@ -1,6 +1,7 @@
 package hawser_test
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -82,11 +83,22 @@ func (f rawFrame) append(b []byte) []byte {
 }
 
 // intruderTime bounds every step of an intruder.
-const intruderTime = 5 * time.Second
+const intruderTime = 2 * time.Second
+
+// intrude connects. Whatever is done with the connection ends with the context, or a while from now.
+func intrude(ctx context.Context, at string) (net.Conn, error) {
+	d := net.Dialer{Timeout: intruderTime}
+	conn, err := d.DialContext(ctx, "tcp", at)
+	if err == nil {
+		_ = conn.SetDeadline(time.Now().Add(intruderTime))
+		context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
+	}
+	return conn, err
+}
 
 // hello dials the control listener and goes on until the engine waits for Auth.
-func (x *intruder) hello(at string) error {
-	conn, err := net.DialTimeout("tcp", at, intruderTime)
+func (x *intruder) hello(ctx context.Context, at string) error {
+	conn, err := intrude(ctx, at)
 	if err != nil {
 		return err
 	}
@@ -95,7 +107,6 @@ func (x *intruder) hello(at string) error {
 	if err != nil {
 		return err
 	}
-	_ = conn.SetDeadline(time.Now().Add(intruderTime))
 	var w wire.Welcome
 	h := &wire.Hello{
 		Magic: wire.Magic, Min: wire.MinVersion, Max: wire.MaxVersion, ID: x.id, Rails: []wire.Rail{{Provider: "tcp", Fabric: "tcp:lo:" + here}},
@@ -107,8 +118,8 @@ func (x *intruder) hello(at string) error {
 }
 
 // offered goes on until the engine has told the address of its link.
-func (x *intruder) offered(at string) error {
-	if err := x.hello(at); err != nil {
+func (x *intruder) offered(ctx context.Context, at string) error {
+	if err := x.hello(ctx, at); err != nil {
 		return err
 	}
 	if err := x.say(wire.TypeAuth, &wire.Auth{}); err != nil {
@@ -130,14 +141,13 @@ func (x *intruder) offered(at string) error {
 }
 
 // up goes through the whole handshake.
-func (x *intruder) up(at string) (err error) {
-	if err := x.offered(at); err != nil {
+func (x *intruder) up(ctx context.Context, at string) (err error) {
+	if err := x.offered(ctx, at); err != nil {
 		return err
 	}
-	if x.data, err = net.DialTimeout("tcp", x.theirs.at.String(), intruderTime); err != nil {
+	if x.data, err = intrude(ctx, x.theirs.at.String()); err != nil {
 		return err
 	}
-	_ = x.data.SetDeadline(time.Now().Add(intruderTime))
 	if _, err := x.data.Write(x.theirs.greeting([16]byte(x.id))); err != nil {
 		return err
 	}

@@ -49,10 +49,12 @@ type session struct {
 	lent      lent
 	over      atomic.Bool // proved, and everything about the session has been told
 
-	inService    atomic.Int32  // links that carry operations
-	alone        atomic.Int32  // heart ticks without one
-	slots        []rail.Slot   // what setSlots says; before the session is up
-	posted       chan struct{} // capacity 1: posts is not empty
+	inService   atomic.Int32  // links that carry operations
+	alone       atomic.Int32  // heart ticks without one
+	slots       []rail.Slot   // what setSlots says; before the session is up
+	posted      chan struct{} // capacity 1: posts is not empty
+	questioning pacer         // frames that the peer sends
+
 	mu           sync.Mutex
 	posts        [][]byte // frames that must not be lost
 	path, reason string   // set by begin, so fixed once the session is up
@@ -85,6 +87,7 @@ func (e *Engine) newSession(p *Peer, conn net.Conn, dialer bool) *session {
 	s.target = s
 	s.bulk.init()
 	s.lent.asked = make(chan struct{}, wire.MaxRevokes)
+	s.questioning.rate, s.questioning.burst = questionRate, questionBurst
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.links.Store(&rail.Peer{Tag: s, Allowed: e.allowed()})
 	return s
@@ -156,6 +159,7 @@ func (s *session) broken(reason string, err error) {
 	s.bye(err.Error())
 	if s.fail(ErrPeerDown, fmt.Errorf("%w: %w", errBroken, err)) {
 		s.e.refused.add(reason)
+		s.e.newcomers.take(offenceCost)
 	}
 }
 
@@ -405,6 +409,9 @@ func (s *session) read() {
 		s.silent.Store(0)
 		if cap(f.Payload) > cap(buf) {
 			buf = f.Payload // at most wire.MaxPayload, and nobody keeps a part of it
+		}
+		if f.Type == wire.TypeResolve || f.Type == wire.TypeLink {
+			pause(s.ctx, s.questioning.take(1))
 		}
 		if err := s.handle(f); err != nil {
 			if errors.Is(err, errBye) {

@@ -238,15 +238,14 @@ func TestSiege(t *testing.T) {
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)
 	}
-	s := startSiege(t)
-	s.works()
-	before := s.look()
 	for _, name := range slices.Sorted(maps.Keys(attacks)) {
 		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
 			if name == "10,000 connections" && limit.Max < crowdSize+1000 {
 				t.Skipf("only %d descriptors are allowed: ulimit -n", limit.Max)
 			}
-			s.TB = t
+			s := startSiege(t)
+			s.works()
+			before := s.look()
 			tell(t, s.attacker, "begin", attack{Name: name, Control: s.info.Control, Desc: s.info.Evil})
 			next(t, s.attacker, "begun", nil)
 			s.resist(before)

@@ -186,6 +186,9 @@ func (w *worker) do(f func(*rail.Group) error) error {
 
 // retry is do for a function that may answer ErrBusy, which means after another Step.
 func (w *worker) retry(ctx context.Context, f func(*rail.Group) error) error {
+	if err := w.do(f); !errors.Is(err, ErrBusy) {
+		return err
+	}
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -225,6 +228,7 @@ func (w *worker) uncounted(s *session, v uint32, err error) {
 	}
 	if s.fail(ErrLimit, err) {
 		w.e.refused.add(RefusedLimit)
+		w.e.newcomers.take(offenceCost)
 	}
 }
 

@@ -44,6 +44,7 @@ const (
 	badTaken              // takes more messages than were sent
 	badWindow             // more unacked writes than peerDepth
 	badCredit             // a message without room for it
+	badTarget             // far more writes to where it may not write than to where it may
 )
 
 // put encodes h into the first headerSize bytes of b.

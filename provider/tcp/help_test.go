@@ -255,6 +255,16 @@ func (r *rawPeer) read(n int) []byte {
 	return b
 }
 
+// skip reads what there is.
+func (r *rawPeer) skip() {
+	b := make([]byte, 1<<16)
+	for {
+		if n, _, err := unix.Recvfrom(r.fd, b, unix.MSG_DONTWAIT); n <= 0 || err != nil {
+			return
+		}
+	}
+}
+
 func encode(hs ...header) (b []byte) {
 	for i := range hs {
 		b = append(b, make([]byte, headerSize)...)

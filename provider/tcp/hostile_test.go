@@ -227,6 +227,52 @@ func TestForgedFramesEndOneConnection(t *testing.T) {
 	}
 }
 
+// A peer that goes on and on with writes that are refused is not a writer whose memory has gone away.
+func TestWritesThatAreRefusedWithoutEnd(t *testing.T) {
+	o := newOwner(t)
+	good := o.pair()
+	bad := append(encode(header{kind: frameWrite, len: 1, key: 99}), 0)
+	fine := encode(header{kind: frameWrite})
+	large := append(encode(header{kind: frameWrite, len: maxMsg, key: 99}), make([]byte, maxMsg)...)
+	for _, tc := range []struct {
+		name  string
+		round [][]byte // what is written again and again
+		n     int      // how often
+		ends  bool
+	}{
+		{"what was on its way", [][]byte{bad}, maxRefused, false},
+		{"one more", [][]byte{bad}, maxRefused + 1, true},
+		{"as many good ones", [][]byte{bad, fine}, 2 * maxRefused, false},
+		{"large ones", [][]byte{large}, maxRefused/(1+maxMsg/refusedUnit) + 1, true},
+	} {
+		r := o.impostor(good.b)
+		ended := func() bool { _, down := o.find(good.b, provider.KindPeerDown, r.p); return down }
+		for sent := 0; sent < tc.n && !ended(); {
+			chunk := min(tc.n-sent, peerDepth/4) // within the window
+			sent += chunk
+			written := make(chan struct{})
+			go func() {
+				defer close(written)
+				for range chunk {
+					for _, b := range tc.round {
+						r.write(b)
+					}
+				}
+			}()
+			o.until("a chunk has been read: "+tc.name, func() bool {
+				s := &good.b.peer(r.p).stream
+				return ended() || s.placed == uint32(sent*len(tc.round)) && s.placed == s.ackSent
+			})
+			<-written
+			r.skip()
+		}
+		if c, down := o.find(good.b, provider.KindPeerDown, r.p); down != tc.ends || down && violation(c.Detail) != badTarget {
+			t.Errorf("%s: disconnected %v with %d, want %v", tc.name, down, c.Detail, tc.ends)
+		}
+		good.works()
+	}
+}
+
 // Refused writes are drained and named, and the connection goes on.
 func TestRefusedWritesAreNamed(t *testing.T) {
 	o := newOwner(t)

@@ -64,7 +64,8 @@ type stream struct {
 	ackSent   uint32 // the same, as far as the peer was told
 	unacked   uint64 // payload bytes in between
 	refusals  fifo[uint32]
-	quiet     int // visits since data came
+	wrongs    uint32 // see patient
+	quiet     int    // visits since data came
 	early     early
 	taken     uint32 // messages of the peer that were moved into receives, modulo 2^32
 	takenSent uint32

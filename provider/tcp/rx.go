@@ -203,10 +203,32 @@ func (d *domain) begin(p *peer, h header) violation {
 			return badWindow
 		}
 		r.refused = h.len > 0 && d.target(p, h.key, h.addr, uint64(h.len)) == nil
+		if !s.patient(r.refused, h.len) {
+			return badTarget
+		}
 	}
 	r.open, r.h, r.rest = true, h, int(h.len)
 	r.big = h.len >= bigFrame
 	return badNothing
+}
+
+// A writer whose memory goes away has a window of writes on their way, and then knows. One that goes on and on makes us read for
+// nothing: each refused write counts, and once more for each refusedUnit of its bytes; a good one makes up for a bad one.
+const (
+	refusedUnit = 256 << 10
+	maxRefused  = 4 * peerDepth
+)
+
+// patient reports whether the peer may go on.
+//
+// hot:
+func (s *stream) patient(refused bool, n uint32) bool {
+	if refused {
+		s.wrongs += 1 + n/refusedUnit
+	} else if s.wrongs > 0 {
+		s.wrongs--
+	}
+	return s.wrongs <= maxRefused
 }
 
 // finish ends a frame whose payload is complete. It reports false when out has no room for what it completes.
