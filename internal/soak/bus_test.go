@@ -58,8 +58,9 @@ type outcome struct {
 type order struct {
 	N      uint64
 	What   string
-	Strict bool // of run: no operation may fail
-	Rude   bool // of reopen: without giving what is in flight any time
+	Strict bool   // of run: no operation may fail
+	Round  uint32 // of barrier
+	Rude   bool   // of reopen: without giving what is in flight any time
 }
 
 const (
@@ -67,6 +68,7 @@ const (
 	orderPause   = "pause"   // stop, when what is under way has ended
 	orderSettle  = "settle"  // fence everybody, and check all that is left
 	orderConnect = "connect" // to everybody
+	orderBarrier = "barrier" // all together
 	orderMeasure = "measure" // usage
 	orderMail    = "mail"    // which messages were sent and received since the last pause
 	orderReopen  = "reopen"  // another engine

@@ -30,6 +30,8 @@ type cluster struct {
 	total tally
 	bad   atomic.Bool // a check has failed
 
+	rounds uint32 // of barriers
+
 	mu     sync.Mutex
 	roster map[string]place // guarded by mu: engines, by identity
 }
@@ -232,22 +234,33 @@ func (c *cluster) all(o order) (replies [memberCount]reply, ok bool) {
 		chans[i] = s.p.order(o)
 	}
 	ok = true
-	limit := time.After(2 * hang) // they have limits of their own
 	for i, ch := range chans {
-		select {
-		case replies[i] = <-ch:
-			if replies[i].Err != "" {
-				c.wrong("%s, %s: %s", c.seats[i].p.name, o.What, replies[i].Err)
-				ok = false
-			}
-		case <-limit:
-			c.wrong("%s does not carry out %q", c.seats[i].p.name, o.What)
-			_ = c.seats[i].p.child.Signal(syscall.SIGQUIT) // it tells where it hangs
-			<-c.seats[i].p.ended
-			return replies, false
-		}
+		replies[i] = c.seats[i].p.await(o, ch)
+		ok = ok && replies[i].Err == ""
 	}
 	return replies, ok
+}
+
+// carry gives an order to one member and waits until it has been carried out.
+func (p *process) carry(o order) bool { return p.await(o, p.order(o)).Err == "" }
+
+// await waits for a reply. When there is none, the member tells where it hangs, and ends.
+func (p *process) await(o order, ch <-chan reply) (r reply) {
+	limit := time.NewTimer(2 * hang) // members have limits of their own
+	defer limit.Stop()
+	select {
+	case r = <-ch:
+		if r.Err != "" {
+			p.c.wrong("%s, %s: %s", p.name, o.What, r.Err)
+		}
+	case <-limit.C:
+		p.c.wrong("%s does not carry out %q", p.name, o.What)
+		_ = p.child.Signal(syscall.SIGCONT) // each of them may come too late
+		_ = p.child.Signal(syscall.SIGQUIT)
+		<-p.ended
+		r.Err = "it hangs"
+	}
+	return r
 }
 
 // kill ends a process the hard way and waits until the others have been told.

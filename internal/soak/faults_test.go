@@ -97,12 +97,9 @@ func (f *faults) step() {
 		})
 	case k < 65:
 		f.c.total.add("engines closed", 1)
-		done := seat.p.order(order{What: orderReopen, Rude: f.rng.IntN(2) == 0})
-		f.broken[what] = repair{time.Now(), func() { // members wait for nobody for long
-			if r := <-done; r.Err != "" {
-				f.c.wrong("%s: reopen: %s", seat.p.name, r.Err)
-			}
-		}}
+		o := order{What: orderReopen, Rude: f.rng.IntN(2) == 0}
+		done := seat.p.order(o)
+		f.broken[what] = repair{time.Now(), func() { seat.p.await(o, done) }} // members wait for nobody for long
 	case f.c.net != nil:
 		f.cut(repairAt)
 	}
@@ -111,9 +108,7 @@ func (f *faults) step() {
 // restart puts a new process on a seat whose process is dead.
 func (f *faults) restart(s *seat) {
 	f.c.start(s)
-	if r := <-s.p.order(order{What: orderRun}); r.Err != "" {
-		f.c.wrong("%s does not begin: %s", s.p.name, r.Err)
-	}
+	s.p.carry(order{What: orderRun})
 }
 
 // cut cuts one cable, or both, at one end.

@@ -55,6 +55,7 @@ func (n *node) mailbox() *mail {
 const (
 	mailHead = 16 + 8
 	mailBody = 6000
+	bulkBody = 500_000
 )
 
 func mailText(to hawser.ID, n uint64, length int) []byte {
@@ -77,19 +78,30 @@ func (a *actor) talk(to entry) {
 	a.mail.last[to.ID]++
 	n := a.mail.last[to.ID]
 	a.mail.mu.Unlock()
-	a.m.counts.add("messages", 1)
-	text := mailText(p.ID(), n, a.rng.IntN(mailBody))
-	_, err := a.run(operation{
-		submit: func() (*hawser.Transfer, error) { return a.e.Send(p, text) },
-		queue:  func() error { return a.q.Send(p, text, n) },
-	}, n)
-	if err != nil {
+	if err := a.post(p, n); err != nil {
 		a.failed("send", err)
 		return
 	}
 	a.mail.mu.Lock()
 	defer a.mail.mu.Unlock()
 	a.mail.sent[to.ID] = append(a.mail.sent[to.ID], n)
+}
+
+// post sends a message over the data path, or a long one over the control connection.
+func (a *actor) post(p *hawser.Peer, n uint64) error {
+	if a.rng.IntN(8) == 0 {
+		a.m.counts.add("bulk messages", 1)
+		ctx, cancel := context.WithTimeout(context.Background(), hang)
+		defer cancel()
+		return a.e.SendBulk(ctx, p, mailText(p.ID(), n, a.rng.IntN(bulkBody)), nil)
+	}
+	a.m.counts.add("messages", 1)
+	text := mailText(p.ID(), n, a.rng.IntN(mailBody))
+	_, err := a.run(operation{
+		submit: func() (*hawser.Transfer, error) { return a.e.Send(p, text) },
+		queue:  func() error { return a.q.Send(p, text, n) },
+	}, n)
+	return err
 }
 
 // listen reads messages until the engine closes.

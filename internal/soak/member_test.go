@@ -179,6 +179,8 @@ func (m *member) obey(o order) (r reply) {
 		err = n.settle()
 	case orderConnect:
 		err = n.connectAll()
+	case orderBarrier:
+		err = n.barrier(o.Round)
 	case orderMail:
 		r.Mail = n.mailbox()
 	case orderMeasure:
@@ -227,7 +229,7 @@ func (m *member) open() error {
 	if m.Far {
 		o.Listen = "0.0.0.0:0"
 	}
-	if m.Place != 3 { // that one has no shared memory
+	if m.near() {
 		o.Rails = append(o.Rails, hawser.Rail{Provider: "shm"})
 	} else {
 		o.Providers = []provider.Provider{tcp.New()}
@@ -245,6 +247,17 @@ func (m *member) open() error {
 	m.mu.Unlock()
 	m.say(kindOpen, entry{n.id, n.e.Addr()})
 	return nil
+}
+
+// near reports whether the member has shared memory: all have but one.
+func (m *member) near() bool { return m.Place != memberCount-1 }
+
+// tcpRail is the number of its first tcp rail.
+func (m *member) tcpRail() int {
+	if m.near() {
+		return 1
+	}
+	return 0
 }
 
 func memberMain(text string) {

@@ -184,6 +184,30 @@ func (n *node) connectAll() error {
 	return nil
 }
 
+// barrierImms are the values of barriers: those of leases begin at 1.
+const barrierImms = 1 << 31
+
+// barrier waits for all others, who do the same.
+func (n *node) barrier(round uint32) error {
+	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	defer cancel()
+	var peers []*hawser.Peer
+	for _, o := range n.m.others() {
+		p, err := n.e.Connect(ctx, o.Addr)
+		if err != nil {
+			return err
+		}
+		peers = append(peers, p)
+	}
+	g, err := n.e.NewGroup(peers)
+	if err != nil {
+		return err
+	}
+	err = n.e.Barrier(ctx, g, barrierImms+round)
+	n.e.Counter(barrierImms + round).Close()
+	return err
+}
+
 // gate lets actors in, one operation at a time, or not.
 type gate struct {
 	mu     sync.Mutex

@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -63,10 +65,11 @@ const (
 	dirty
 )
 
-// frozen is what was there when the fence had succeeded.
+// frozen is what was there when the fence had succeeded, or the region was taken back, which makes bytes final and not yet counts.
 type frozen struct {
 	sum   uint64
 	count uint64
+	final bool // count
 }
 
 var hashSeed = maphash.MakeSeed()
@@ -218,7 +221,7 @@ func (n *node) check(l *lease, o *outcome) {
 			n.m.counts.add("verified while rails were cut", 1)
 		}
 		n.unchanged(l)
-	case l.frozen != nil:
+	case l.frozen != nil && l.frozen.final:
 		n.unchanged(l)
 		n.settled(l, o)
 	default:
@@ -288,9 +291,9 @@ func (n *node) settled(l *lease, o *outcome) {
 	n.m.counts.add("dirty cells cleaned", 1)
 }
 
-// freeze remembers what is there after a fence. Needs look.
-func (n *node) freeze(l *lease) {
-	fr := &frozen{count: l.c.Load()}
+// freeze remembers what is there after a fence, or after the region was taken back. Needs look.
+func (n *node) freeze(l *lease, final bool) {
+	fr := &frozen{count: l.c.Load(), final: final}
 	n.view(l.f, l.cell, func(b []byte) { fr.sum = maphash.Bytes(hashSeed, b) })
 	l.frozen = fr
 }
@@ -300,7 +303,7 @@ func (n *node) unchanged(l *lease) {
 	if l.frozen == nil {
 		return
 	}
-	if c := l.c.Load(); c != l.frozen.count {
+	if c := l.c.Load(); c != l.frozen.count && l.frozen.final {
 		n.m.wrong("lease %d of %s: the count went from %d to %d after the fence", l.token, l.writer, l.frozen.count, c)
 	}
 	n.view(l.f, l.cell, func(b []byte) {
@@ -343,20 +346,73 @@ func (n *node) tidy(rng *rand.Rand) {
 	switch k := rng.IntN(100); {
 	case k < 5:
 		n.renew(rng.IntN(len(n.fields)))
-	case k < 10: // somebody, for no reason
-		n.mu.Lock()
-		var p *hawser.Peer
-		for _, p = range n.peers {
-			break
-		}
-		n.mu.Unlock()
-		if p != nil {
+	case k < 15:
+		if p := n.anybody(rng); p != nil { // for no reason
 			_ = n.fence(p)
+		}
+	case k < 30:
+		if p := n.anybody(rng); p != nil {
+			n.revoke(rng.IntN(len(n.fields)), p)
 		}
 	default:
 		for _, p := range n.offenders() {
 			_ = n.fence(p) // when there is no proof yet, there will be
 		}
+	}
+}
+
+// anybody is a peer, nil when there is none.
+func (n *node) anybody(rng *rand.Rand) *hawser.Peer {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	ids := slices.Sorted(maps.Keys(n.peers))
+	if len(ids) == 0 {
+		return nil
+	}
+	return n.peers[ids[rng.IntN(len(ids))]]
+}
+
+// revoke takes a region back from a peer.
+func (n *node) revoke(kind int, p *hawser.Peer) {
+	id := p.ID().String()
+	var held []*lease
+	n.mu.Lock()
+	f := n.fields[kind]
+	for _, l := range n.leases {
+		if l.writer == id && l.f == f && l.state != dirty {
+			held = append(held, l)
+		}
+	}
+	n.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	defer cancel()
+	err := f.r.Revoke(ctx, p)
+	switch {
+	case errors.Is(err, hawser.ErrUnfenced):
+		n.m.counts.add("fences without proof", 1)
+	case err == nil:
+		n.m.counts.add("regions taken back", 1)
+	case !errors.Is(err, hawser.ErrClosed):
+		n.m.wrong("revoke: %v", err)
+	}
+	if err == nil {
+		n.hold(held, false)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if f == n.fields[kind] && !f.gone {
+		if err := f.issue(); err != nil {
+			n.m.wrong("descriptor: %v", err)
+		}
+	}
+}
+
+// hold freezes leases that nothing can be written for any more.
+func (n *node) hold(held []*lease, final bool) {
+	for _, l := range held {
+		l.look.Lock()
+		n.freeze(l, final)
+		l.look.Unlock()
 	}
 }
 
@@ -446,11 +502,7 @@ func (n *node) fence(p *hawser.Peer) error {
 	if err != nil {
 		return err
 	}
-	for _, l := range held {
-		l.look.Lock()
-		n.freeze(l)
-		l.look.Unlock()
-	}
+	n.hold(held, true)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, f := range n.fields {

@@ -10,7 +10,14 @@ import (
 
 // quiet ends a round: everything works again; whatever was under way ends, and nothing may be wrong or left behind.
 func (c *cluster) quiet() {
-	_ = c.step(orderPause) && c.step(orderSettle) && c.step(orderConnect) && c.post() && c.held()
+	_ = c.step(orderPause) && c.step(orderSettle) && c.step(orderConnect) && c.barrier() && c.post() && c.held()
+}
+
+// barrier lets all members go through a barrier.
+func (c *cluster) barrier() bool {
+	c.rounds++
+	_, ok := c.all(order{What: orderBarrier, Round: c.rounds})
+	return ok
 }
 
 func (c *cluster) step(what string) bool {

@@ -4,7 +4,9 @@ package soak
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/hawser-project/hawser"
@@ -70,8 +72,10 @@ func (a *actor) other() (entry, bool) {
 
 func (a *actor) operate(to entry) {
 	switch k := a.rng.IntN(100); {
-	case k < 80:
+	case k < 70:
 		a.write(to)
+	case k < 80:
+		a.scatter()
 	case k < 88:
 		a.signal(to)
 	case k < 98:
@@ -167,14 +171,18 @@ func (n *node) forgetAll() {
 
 // source is the actor's place, filled as the lease wants it.
 func (a *actor) source(owner string, g *grant) (s hawser.Slice, ok bool) {
+	return a.src.Slice(uint64(a.place)*maxCell, g.Len), a.fill(owner, g, 0)
+}
+
+// fill fills the actor's place from an offset on.
+func (a *actor) fill(owner string, g *grant, at uint64) bool {
 	a.memory.RLock()
 	defer a.memory.RUnlock()
 	if a.closed {
-		return s, false
+		return false
 	}
-	s = a.src.Slice(uint64(a.place)*maxCell, g.Len)
-	contents(owner, g.Token, a.src.Bytes()[s.Off:][:s.Len])
-	return s, true
+	contents(owner, g.Token, a.src.Bytes()[uint64(a.place)*maxCell+at:][:min(g.Len, maxCell-at)])
+	return true
 }
 
 // spoil makes sure that bytes that are read too late are noticed.
@@ -218,7 +226,7 @@ func (a *actor) submit(src hawser.Slice, dst hawser.RemoteSlice, imm uint32, o *
 	}
 	o.Pages, o.PageLen, o.Step = 1, length, length
 	src.Len, dst.Len = length, length
-	w := hawser.Write{Src: src, Dst: dst}
+	w := hawser.Write{Src: src, Dst: dst, Pin: a.pin(dst.Remote.Peer())}
 	switch a.rng.IntN(4) {
 	case 0:
 		a.m.counts.add("writes", 1)
@@ -234,9 +242,19 @@ func (a *actor) submit(src hawser.Slice, dst hawser.RemoteSlice, imm uint32, o *
 		return a.pages(src, dst, imm, o)
 	}
 	return operation{
-		submit: func() (*hawser.Transfer, error) { return a.e.Write(w) },
-		queue:  func() error { return a.q.Write(w, o.Token) },
+		submit:  func() (*hawser.Transfer, error) { return a.e.Write(w) },
+		queue:   func() error { return a.q.Write(w, o.Token) },
+		prepare: func() (*hawser.Template, error) { return a.e.Prepare(w) },
 	}
+}
+
+// pin restricts some operations to one rail: over a network that has several, and to none otherwise.
+func (a *actor) pin(p *hawser.Peer) (r hawser.OptRail) {
+	if p.Path() == "tcp" && a.rng.IntN(4) == 0 {
+		a.m.counts.add("pinned operations", 1)
+		r = hawser.OnRail(a.m.tcpRail() + a.rng.IntN(len(a.m.Rails)))
+	}
+	return r
 }
 
 // pages writes every page, or every second one, of a cell, in any order, with immediates or without.
@@ -257,17 +275,22 @@ func (a *actor) pages(src hawser.Slice, dst hawser.RemoteSlice, imm uint32, o *o
 	if a.rng.IntN(3) > 0 {
 		w.Imm = hawser.Imm(imm)
 		o.Count = uint64(n)
+		if w.Pin = a.pin(dst.Remote.Peer()); w.Pin != (hawser.OptRail{}) { // it keeps the order of writes
+			w.ImmLast, o.Count = true, 1
+		}
 	}
 	return operation{
-		submit: func() (*hawser.Transfer, error) { return a.e.WritePages(w) },
-		queue:  func() error { return a.q.WritePages(w, o.Token) },
+		submit:  func() (*hawser.Transfer, error) { return a.e.WritePages(w) },
+		queue:   func() error { return a.q.WritePages(w, o.Token) },
+		prepare: func() (*hawser.Template, error) { return a.e.Prepare(w) },
 	}
 }
 
-// operation is one that can be submitted in two ways.
+// operation is one that can be submitted in several ways; prepare may be nil.
 type operation struct {
-	submit func() (*hawser.Transfer, error)
-	queue  func() error
+	submit  func() (*hawser.Transfer, error)
+	queue   func() error
+	prepare func() (*hawser.Template, error)
 }
 
 // finish submits an operation, waits for its end, and says in o what has become of it.
@@ -280,10 +303,19 @@ func (a *actor) finish(to entry, o *outcome, what string, op operation) {
 	}
 }
 
-// run submits an operation in one of two ways and waits for its end.
+// run submits an operation in one of several ways and waits for its end.
 func (a *actor) run(op operation, cookie uint64) (sent bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), hang)
 	defer cancel()
+	if op.prepare != nil && a.rng.IntN(4) == 0 {
+		t, err := op.prepare()
+		if err != nil {
+			return false, err
+		}
+		a.m.counts.add("prepared operations", 1)
+		op.submit = func() (*hawser.Transfer, error) { return t.Submit(t.Args()) }
+		op.queue = func() error { return a.q.Submit(t, t.Args(), cookie) }
+	}
 	if a.rng.IntN(2) == 0 {
 		tr, err := op.submit()
 		if err != nil {
@@ -302,6 +334,81 @@ func (a *actor) run(op operation, cookie uint64) (sent bool, err error) {
 		a.m.wrong("the end of operation %d, want %d", done[0].Cookie, cookie)
 	}
 	return true, done[0].Err
+}
+
+// scatterPart is the most that a scatter writes to one target.
+const scatterPart = maxCell / 4
+
+// scatter writes to several cells, of the same engine or of others, at once.
+func (a *actor) scatter() {
+	s := hawser.Scatter{Src: a.src.Slice(uint64(a.place)*maxCell, maxCell)}
+	var tos []entry
+	var outs []*outcome
+	defer func() {
+		for i, o := range outs {
+			a.route(packet{To: tos[i].ID, Report: o})
+		}
+	}()
+	defer a.spoil(s.Src)
+	for range 1 + a.rng.IntN(maxCell/scatterPart) {
+		to, ok := a.other()
+		if !ok {
+			return
+		}
+		g := a.lease(to, true)
+		if g == nil {
+			continue
+		}
+		tos, outs = append(tos, to), append(outs, &outcome{Token: g.Token})
+		rem := a.remote(to, g)
+		if rem == nil {
+			return
+		}
+		at := uint64(len(outs)-1) * scatterPart
+		if !a.fill(to.ID, g, at) {
+			return
+		}
+		s.Targets = append(s.Targets, a.targetOf(rem, g, at, outs[len(outs)-1]))
+	}
+	if len(outs) == 0 {
+		return
+	}
+	a.m.counts.add("scatters", 1)
+	sent, err := a.run(operation{
+		submit:  func() (*hawser.Transfer, error) { return a.e.Scatter(s) },
+		queue:   func() error { return a.q.Scatter(s, 1) },
+		prepare: func() (*hawser.Template, error) { return a.e.Prepare(s) },
+	}, 1)
+	for i, o := range outs {
+		o.Sent, o.OK = sent, err == nil
+		if sent && err != nil {
+			o.OK = !failedTarget(err, i)
+		}
+	}
+	if err != nil {
+		a.failed("scatter", err)
+		for _, to := range tos {
+			a.forget(to)
+		}
+	}
+}
+
+// targetOf is a part of a scatter, and says in o what it will be.
+func (a *actor) targetOf(rem *hawser.Remote, g *grant, at uint64, o *outcome) hawser.Target {
+	n := uint64(a.rng.Int64N(int64(min(g.Len, scatterPart)) + 1))
+	o.Pages, o.PageLen, o.Step = 1, n, n
+	t := hawser.Target{Dst: rem.Slice(g.Off, g.Len), SrcOff: at, Len: n}
+	if a.rng.IntN(3) > 0 {
+		t.Imm, t.Parts = hawser.Imm(g.Imm), 1+a.rng.IntN(maxCount)
+		o.Count = uint64(t.Parts)
+	}
+	return t
+}
+
+// failedTarget reports whether a target of a scatter has failed: all have when the error is not about targets.
+func failedTarget(err error, i int) bool {
+	var s *hawser.ScatterError
+	return !errors.As(err, &s) || slices.ContainsFunc(s.Failed, func(f hawser.TargetError) bool { return f.Index == i })
 }
 
 // signal sends immediates without data.
