@@ -214,7 +214,7 @@ func randomData(ctx context.Context, t *aim) {
 				return err
 			}
 			if i == 29 {
-				_, _ = conn.Write(x.theirs.greeting([16]byte(x.id)))
+				_, _ = conn.Write(x.theirs.greeting(x.id))
 			}
 			_ = noise(rng, conn, 1+rng.IntN(1000)) // it may be over before all is said
 			_ = conn.Close()

@@ -91,7 +91,7 @@ func BenchmarkWorkerRoundTrip(b *testing.B) {
 		if err := q.WritePages(none, 0); err != nil {
 			b.Fatal(err)
 		}
-		for q.Poll(done) == 0 { //nolint:revive // the caller spins
+		for q.Poll(done) == 0 {
 		}
 		times = append(times, time.Since(start))
 	}

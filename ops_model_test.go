@@ -430,8 +430,17 @@ func TestPartsFor(t *testing.T) {
 		length uint64
 		parts  int
 	}{
-		{0, 1}, {1, 1}, {64 << 10, 1}, {64<<10 + 1, 2}, {256 << 10, 4}, {1 << 20, 16}, {1<<20 + 1, 16}, {64 << 20, 16},
-		{64<<20 + 1, 17}, {1 << 30, 256}, {1<<64 - 1, hawser.MaxParts},
+		{0, 1},
+		{1, 1},
+		{64 << 10, 1},
+		{64<<10 + 1, 2},
+		{256 << 10, 4},
+		{1 << 20, 16},
+		{1<<20 + 1, 16},
+		{64 << 20, 16},
+		{64<<20 + 1, 17},
+		{1 << 30, 256},
+		{1<<64 - 1, hawser.MaxParts},
 	} {
 		if got := hawser.PartsFor(c.length); got != c.parts {
 			t.Errorf("%d bytes: %d parts, want %d", c.length, got, c.parts)

@@ -136,7 +136,7 @@ func (x *intruder) offered(ctx context.Context, at string) error {
 	if x.theirs, err = parseRawOffer(links.Links[0].Addr); err != nil {
 		return err
 	}
-	own := rawOffer{at: netip.MustParseAddrPort("127.0.0.1:1"), handle: 1 << 16, secret: [16]byte(x.id)}
+	own := rawOffer{at: netip.MustParseAddrPort("127.0.0.1:1"), handle: 1 << 16, secret: x.id}
 	return x.say(wire.TypeLinksReply, &wire.LinksReply{Links: []wire.Link{{Addr: own.encode()}}})
 }
 
@@ -148,7 +148,7 @@ func (x *intruder) up(ctx context.Context, at string) (err error) {
 	if x.data, err = intrude(ctx, x.theirs.at.String()); err != nil {
 		return err
 	}
-	if _, err := x.data.Write(x.theirs.greeting([16]byte(x.id))); err != nil {
+	if _, err := x.data.Write(x.theirs.greeting(x.id)); err != nil {
 		return err
 	}
 	var welcome [64]byte

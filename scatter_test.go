@@ -135,7 +135,7 @@ func TestEmptyScatterWakesItsWaiter(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		for range 1 + 100*(len(s.ends)) {
+		for range 1 + 100*len(s.ends) {
 			runtime.Gosched()
 		}
 		if err := s.q.Scatter(r, 7); err != nil {

@@ -119,7 +119,8 @@ func (t *TLS) verify(cs *tls.ConnectionState, usage x509.ExtKeyUsage) error {
 		return refuse(wire.RefuseCertificate, "tls: time: %s is %s, and now is %v", who, validity(leaf), now.Round(time.Second))
 	case errors.As(err, &invalid) && invalid.Reason == x509.IncompatibleUsage:
 		return refuse(wire.RefuseCertificate, "tls: usage: %s may not be used by %s", who, map[x509.ExtKeyUsage]string{
-			x509.ExtKeyUsageServerAuth: "the side that answers (server)", x509.ExtKeyUsageClientAuth: "the side that dials (client)"}[usage])
+			x509.ExtKeyUsageServerAuth: "the side that answers (server)", x509.ExtKeyUsageClientAuth: "the side that dials (client)",
+		}[usage])
 	case err != nil:
 		return refuse(wire.RefuseCertificate, "tls: %s: %v", who, err)
 	}

@@ -2,6 +2,7 @@ package rail
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"flag"
@@ -251,13 +252,13 @@ func newAdversary(s story) (*adversaryWorld, error) {
 			h.out[k] = byte(w.rng.Uint32())%0xDD + 1
 		}
 		p := w.f.Provider(h.name)
-		devs, err := p.Devices(nil) //nolint:staticcheck // the simulator does not use it
+		devs, err := p.Devices(context.Background())
 		if err != nil {
 			return nil, err
 		}
 		var doms []provider.Domain
 		for _, dev := range devs[:s.rails[min(i, 1)]] {
-			d, err := p.Open(nil, dev, provider.Config{Bell: noBell{}}) //nolint:staticcheck // nor here
+			d, err := p.Open(context.Background(), dev, provider.Config{Bell: noBell{}})
 			if err != nil {
 				return nil, err
 			}

@@ -71,10 +71,12 @@ func TestSlowOwners(t *testing.T) {
 		memory mem.Kind
 		except map[string]string
 	}{
-		"shm": {func(*testing.T) func(string) provider.Provider {
-			return func(string) provider.Provider { return shm.New() }
-		}, mem.Shared,
-			map[string]string{"GrantIsEnforcedToItsRange": "the writer maps whole memory"}},
+		"shm": {
+			func(*testing.T) func(string) provider.Provider {
+				return func(string) provider.Provider { return shm.New() }
+			}, mem.Shared,
+			map[string]string{"GrantIsEnforcedToItsRange": "the writer maps whole memory"},
+		},
 		"tcp": {func(*testing.T) func(string) provider.Provider {
 			return func(string) provider.Provider { return tcp.New() }
 		}, mem.Heap, nil},
