@@ -10,8 +10,10 @@ TESTSUM   := $(GO) run ./internal/testsum
 TESTFLAGS ?= -shuffle=on -timeout=5m
 FUZZTIME  ?= 10s
 SOAKTIME  ?= 10m
+SIMRUNS   ?= 100000
+SIMTIME   ?= 4m
 
-.PHONY: all build demo test race invariants processes soak siege fuzz bench lint fmt nightly golangci-lint clean
+.PHONY: all build demo test race invariants processes sim soak siege fuzz bench lint fmt nightly golangci-lint clean
 all: build
 
 # The binary is static: it runs on any linux, whatever its libc.
@@ -36,6 +38,10 @@ invariants:
 # Real processes that are killed and stopped under load; minutes, so not part of test.
 processes:
 	$(TESTSUM) -name processes -- -tags processes -run '^TestProcesses' -count=1 -timeout=10m ./cmd/hawser
+
+# Random schedules of faults for the groups of two or three engines on simulated NICs: SIMRUNS of them, or as many as SIMTIME allows.
+sim:
+	$(TESTSUM) -name sim -live 'adversary: ' -- -run '^TestAdversary$$' -count=1 -timeout=0 ./internal/rail -sim.runs=$(SIMRUNS) -sim.time=$(SIMTIME)
 
 # Whole engines in four processes on two hosts, which are killed, stopped and cut off at random (internal/soak). SOAKFLAGS=-race,
 # SOAKARGS="-soak.seed N".
@@ -63,6 +69,7 @@ fmt:
 
 # What is too slow for every change.
 nightly: build lint test race invariants processes soak
+	$(MAKE) sim SIMRUNS=1000000 SIMTIME=1h
 	$(MAKE) fuzz FUZZTIME=5m
 	$(BIN)/hawser kv replay --provider shm --requests 5000 --speed 4 --cancel 5%
 	$(BIN)/hawser kv replay --provider tcp --requests 2000 --speed 4 --cancel 5%

@@ -711,6 +711,9 @@ func TestAdversary(t *testing.T) {
 		runs++
 		events += w.events
 		faults += w.faults
+		if runs%10000 == 0 {
+			fmt.Printf("adversary: %d schedules after %.0f s\n", runs, time.Since(began).Seconds())
+		}
 		if wrong != "" {
 			t.Fatalf("%s\nrepeat with -run TestAdversary -sim.seed %d", wrong, seed)
 		}
