@@ -25,33 +25,48 @@ type RemoteSlice struct {
 	Off, Len uint64 // bytes, from the beginning of the descriptor's range
 }
 
-// Import asks the owner of d for the keys of its networks, connecting first if needed.
+// Import asks the owner of d for the keys of its networks, connecting first if needed: also when the session that is there turns out
+// to have ended on the other side.
 func (e *Engine) Import(ctx context.Context, d Descriptor) (*Remote, error) {
 	if d.Owner() == (ID{}) {
 		return nil, fmt.Errorf("import: %w: an empty descriptor", ErrInvalid)
 	}
-	p, err := e.connect(ctx, target{id: d.d.Owner, addr: d.d.Addr})
-	if err != nil {
-		return nil, fmt.Errorf("import: %w", err)
-	}
-	s, err := p.session()
-	if err != nil {
-		return nil, fmt.Errorf("import: %w", err)
-	}
-	for range importTries {
-		r, err := s.importFrom(ctx, &d)
+	for try := 1; ; try++ {
+		p, err := e.connect(ctx, target{id: d.d.Owner, addr: d.d.Addr})
 		if err != nil {
-			return nil, fmt.Errorf("import from %s: %w", p, err)
+			return nil, fmt.Errorf("import: %w", err)
 		}
-		if !r.area.revoked.Load() {
+		s, err := p.session()
+		if s != nil && err != nil && s.endedThere() && try < importTries {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("import: %w", err)
+		}
+		r, err := s.importFrom(ctx, &d)
+		if err == nil && !r.area.revoked.Load() {
 			return r, nil
 		}
+		if err == nil {
+			err = fmt.Errorf("%w: %w", ErrStale, errTaken)
+		} else if !s.endedThere() {
+			return nil, fmt.Errorf("import from %s: %w", p, err)
+		}
+		if try == importTries {
+			return nil, fmt.Errorf("import from %s: %w", p, err)
+		}
 	}
-	return nil, fmt.Errorf("import from %s: %w: %w", p, ErrStale, errTaken)
 }
 
-// importTries is how often a region may be taken back while it is imported: the descriptor may have been issued after that.
+// importTries is how often a region may be taken back, or a session end, while a region is imported: the descriptor may have been
+// issued after that.
 const importTries = 3
+
+// endedThere reports whether the session has ended, and not because this side wanted it.
+func (s *session) endedThere() bool {
+	why := s.cause()
+	return errors.Is(why, ErrPeerDown) && !errors.Is(why, errFenced) && !errors.Is(why, errBroken)
+}
 
 func (s *session) importFrom(ctx context.Context, d *Descriptor) (*Remote, error) {
 	a := s.lent.areas.get(s, d.d.Region) // before the owner grants: what it takes back after that is seen

@@ -423,3 +423,22 @@ func TestRevokedWhileImported(t *testing.T) {
 		}
 	}
 }
+
+// A peer that was fenced and imports before it has noticed does not fail for that: it connects again.
+func TestImportOutlivesASessionThatEnds(t *testing.T) {
+	worlds(t, func(t *testing.T, w *world) {
+		p := w.pair(t, 1, 1, 4096)
+		for range 20 {
+			from, err := p.b.Connect(testContext(t), p.a.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := p.b.Fence(testContext(t), from); err != nil {
+				t.Fatal(err)
+			}
+			rem := importRegion(t, p.a, p.dst)
+			tr, err := p.a.Write(hawser.Write{Src: p.src.All(), Dst: rem.All()})
+			wait(t, tr, err)
+		}
+	})
+}

@@ -348,6 +348,10 @@ func (s *session) write() {
 			return
 		}
 		if _, err := s.conn.Write(f); err != nil {
+			select { // the peer has closed: if it said why, the reader is about to tell
+			case <-s.ctx.Done():
+			case <-time.After(flushTime):
+			}
 			s.fail(ErrPeerDown, fmt.Errorf("control connection: %w", err))
 			return
 		}
