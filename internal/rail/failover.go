@@ -53,15 +53,8 @@ func (g *Group) lose(l *link, why string) {
 	if g.without&guardFence != 0 {
 		g.report(l)
 	}
-	if l.fencing {
-		return
-	}
-	l.fencing = true
-	switch {
-	case l.rail.dead:
-		g.outcome(l, l.rail.silent)
-	case l.rail.dom.Fence(l.handle) != nil:
-		g.outcome(l, false)
+	if !l.fencing {
+		g.fenceLink(l)
 	}
 }
 
@@ -118,30 +111,27 @@ func (g *Group) settle(l *link) {
 	if quiet { // not before: with both reports, the leader may begin the next connection
 		g.report(l)
 	}
-	ready := quiet && l.report != nil
+	known := quiet && l.report != nil
 	if g.without&guardReport != 0 {
-		ready = l.outstanding == 0
+		known = l.outstanding == 0
 	}
-	if !ready {
+	if !known {
 		return
 	}
-	gone := l.lost
-	l.lost = nil
-	slices.SortFunc(gone, func(a, b flight) int { return cmp.Compare(a.seq, b.seq) })
-	l.state, l.since = idle, g.ticks
 	if l.report == nil {
 		l.report = &wire.LinkNotice{}
 	}
-	var err error
+	slices.SortFunc(l.lost, func(a, b flight) int { return cmp.Compare(a.seq, b.seq) })
+	divide := g.divide
 	if l.report.Ordered != 0 && l.rail.caps.Ordered {
-		err = g.divideOrdered(l, gone)
-	} else {
-		err = g.divide(l, gone)
+		divide = g.divideOrdered
 	}
-	if err != nil {
+	if err := divide(l, l.lost); err != nil { // nothing is divided; the end of the session ends what was lost
 		g.sink.GiveUp(l.peer, err.Error(), true)
 		return
 	}
+	l.lost = nil
+	l.state, l.since = idle, g.ticks
 	g.pause(l)
 	g.due = append(g.due, l)
 }

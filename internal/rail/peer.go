@@ -234,10 +234,13 @@ func (g *Group) Fence(p *Peer) {
 	g.fenceEnds(p)
 }
 
-// fenceLink begins the fence of one link.
+// fenceLink begins the fence of one link. A rail that is dead has proved already what it can prove.
 func (g *Group) fenceLink(l *link) {
 	l.fencing = true
-	if l.rail.dead || l.rail.dom.Fence(l.handle) != nil {
+	switch {
+	case l.rail.dead:
+		g.outcome(l, l.rail.silent)
+	case l.rail.dom.Fence(l.handle) != nil:
 		g.outcome(l, false)
 	}
 }
