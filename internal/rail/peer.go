@@ -303,7 +303,7 @@ func (g *Group) linkEvent(r *railState, c *provider.Completion) {
 // up and lose the first write.
 func (g *Group) linkUp(l *link) {
 	switch {
-	case l.state != offered:
+	case l.state != offered || l.peer.down:
 	case l.peer.live:
 		l.state, l.since = probing, g.ticks
 		g.probe(l)
