@@ -22,11 +22,14 @@ const (
 	maxLinkCount = wire.MaxRails       // of one session
 )
 
-const refused = "it could not be connected"
+const unconnected = "it could not be connected"
 
 // Live says that the session of p is set up: from now on a link that fails is replaced, and Sink.Tell carries what the two sides have
 // to say about that. slots are those of the links that there are, and then of those that stand by; only the leader needs them.
 func (g *Group) Live(p *Peer, lead bool, slots []Slot) {
+	if p.down {
+		return // it has ended already
+	}
 	p.live, p.lead, p.slots = true, lead, slots
 	g.live = append(g.live, p)
 	for _, l := range p.links {
@@ -91,7 +94,7 @@ func (g *Group) tick(l *link) {
 		}
 	case offered, probing:
 		if age > offerTime {
-			g.lose(l, refused)
+			g.lose(l, unconnected)
 		}
 	case lost:
 		if age > settleTime {
@@ -116,7 +119,7 @@ func (g *Group) relink(l *link) {
 	}
 	remotes := p.slots[l.index].Remote
 	n := &wire.LinkNotice{
-		Step: wire.LinkOffer, Link: uint16(l.index), Class: l.class, Rail: remotes[l.tries%len(remotes)],
+		Step: wire.LinkOffer, Link: uint16(l.index), Class: l.class, Rail: remotes[max(l.tries-1, 0)%len(remotes)],
 	}
 	addr, err := g.offer(l)
 	if err != nil {
@@ -150,8 +153,8 @@ func (g *Group) Notice(p *Peer, n *wire.LinkNotice) {
 
 func (g *Group) notice(p *Peer, n *wire.LinkNotice) error {
 	i := int(n.Link)
-	if n.Step == wire.LinkOffer && i == len(p.links) && i < maxLinkCount && int(n.Rail) < len(g.rails) {
-		p.links = append(p.links, &link{peer: p, index: i, class: n.Class, rail: g.rails[n.Rail]})
+	for n.Step == wire.LinkOffer && i >= len(p.links) && i < maxLinkCount && int(n.Rail) < len(g.rails) {
+		p.links = append(p.links, &link{peer: p, index: len(p.links), rail: g.rails[n.Rail]}) // those between have not been offered yet
 	}
 	if i >= len(p.links) {
 		return fmt.Errorf("link %d of %d", i, len(p.links))
@@ -177,7 +180,7 @@ func (g *Group) offeredBy(l *link, n *wire.LinkNotice) error {
 	case int(n.Rail) >= len(g.rails) || p.Allowed != nil && !p.Allowed[n.Rail]:
 		return fmt.Errorf("link %d: rail %d, which it may not use", l.index, n.Rail)
 	}
-	l.rail = g.rails[n.Rail]
+	l.rail, l.class = g.rails[n.Rail], n.Class
 	answer := &wire.LinkNotice{Step: wire.LinkAnswer, Link: n.Link, Epoch: n.Epoch}
 	addr, err := g.offer(l)
 	if err != nil {
@@ -189,7 +192,7 @@ func (g *Group) offeredBy(l *link, n *wire.LinkNotice) error {
 	answer.Addr = addr
 	g.sink.Tell(p, answer)
 	if err := g.Connect(p, l.index, n.Addr, true); err != nil {
-		g.lose(l, refused)
+		g.lose(l, unconnected)
 	}
 	return nil
 }
@@ -201,16 +204,18 @@ func (g *Group) answered(l *link, n *wire.LinkNotice) error {
 		return fmt.Errorf("link %d: an answer that nobody asked for", l.index)
 	case n.Epoch != l.epoch || l.state == idle:
 		return nil // given up in the meantime
+	case n.Fault != "" && (l.posted > 0 || l.report != nil):
+		return fmt.Errorf("link %d: connection %d is refused after it was there", l.index, n.Epoch)
 	case n.Fault != "": // the other side has nothing that could be over: that is its report
 		l.report = &wire.LinkNotice{Step: wire.LinkReport, Link: n.Link, Epoch: n.Epoch}
-		g.lose(l, refused)
+		g.lose(l, unconnected)
 		g.settle(l)
 		return nil
 	case l.state != offered:
 		return nil
 	}
 	if err := g.Connect(l.peer, l.index, n.Addr, false); err != nil {
-		g.lose(l, refused)
+		g.lose(l, unconnected)
 	}
 	return nil
 }
