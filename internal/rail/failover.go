@@ -286,7 +286,11 @@ func (g *Group) placeAgain(f *flight) {
 		op.frags-- // again has counted it anew
 	}
 	op.inflight--
+	if op.Status == provider.StatusOK && op.Dst != nil && op.Dst.closed {
+		op.Status = provider.StatusAccess
+	}
 	if op.Status != provider.StatusOK { // it has failed for another reason
+		op.list().remove(op)
 		op.fail(op.Status)
 		if op.inflight == 0 {
 			op.Owner.Complete(op)

@@ -200,6 +200,7 @@ func (g *Group) placePiece(p *Peer, op *Op) bool {
 		k, rk := &op.Src.Keys[r.index], &op.Dst.keys[l.index].Key
 		wr.LocalKey, wr.LocalAddr = k.ID, k.Base+pc.src
 		wr.RemoteKey, wr.RemoteAddr = rk.ID, rk.Base+pc.dst
+		op.Dst.waits = 0
 	}
 	if imm {
 		wr.Op, wr.Imm = provider.OpWriteImm, op.Imm

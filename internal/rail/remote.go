@@ -14,7 +14,7 @@ type Remote struct {
 
 	keys   []LinkKey // by link
 	asked  bool      // Sink.Keys has been told
-	waits  int       // ticks in a row at which a key was missing
+	waits  int       // ticks at which a key was missing, since one came or something was written
 	closed bool      // it cannot be written to any more
 }
 

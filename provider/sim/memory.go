@@ -119,6 +119,9 @@ func (d *domain) Grant(k provider.Key, p provider.Peer, off, n uint64) (provider
 	if err != nil {
 		return provider.Key{}, d.fail("grant", err, "peer %#x", p)
 	}
+	if e.state > up {
+		return provider.Key{}, d.fail("grant", provider.ErrStale, "peer %#x, which is %v", p, e.state)
+	}
 	if e.state != up || r.acc&provider.AccessRemoteWrite == 0 {
 		return provider.Key{}, d.fail("grant", provider.ErrInvalid, "key %#x to peer %#x, which is %v, with access %#x", k.ID, p, e.state, r.acc)
 	}
