@@ -1,6 +1,7 @@
 package rail
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/hawser-project/hawser/internal/wire"
@@ -56,5 +57,205 @@ func TestFalseReportLosesNoOperation(t *testing.T) {
 		if e.n != 1 || e.status != provider.StatusFlushed {
 			t.Fatalf("ended %d times with %v", e.n, e.status)
 		}
+	}
+}
+
+// ends the session and checks that no account is left open.
+func (b *bench) endsAtZero(p *Peer) {
+	b.Helper()
+	b.call(func(g *Group) { g.Fence(p) })
+	for _, d := range b.doms {
+		for len(d.posted) > 0 {
+			d.finish(0, provider.StatusFlushed)
+		}
+	}
+	b.settle()
+	if err := b.g.audit(p); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// A set-up that fails after one of its rails died has its proof: a rail that is closed is silent. Without it, the peer could never
+// connect again.
+func TestFenceAfterARailDiedDuringTheSetUp(t *testing.T) {
+	x, y := newFake(4), newFake(4)
+	b := newBench(t, x, y)
+	p := b.peer()
+	h := p.links[1].handle
+	x.pollErr = errors.New("device removed")
+	b.settle()
+	b.call(func(g *Group) { g.Fence(p) })
+	y.tell(provider.KindFenced, h, provider.StatusOK)
+	b.settle()
+	b.fences(true)
+}
+
+// A session that fails at the moment at which it is up is not looked after any more.
+func TestSessionThatEndedDoesNotLive(t *testing.T) {
+	b := newBench(t, newFake(4))
+	p := b.peer()
+	h := p.links[0].handle
+	b.call(func(g *Group) { g.Fence(p); g.Live(p, true, []Slot{{Remote: []uint16{0}}}) })
+	b.doms[0].tell(provider.KindFenced, h, provider.StatusOK)
+	b.settle()
+	for range 2 * settleTime {
+		b.g.Tick()
+		b.settle()
+	}
+	if len(b.g.live) != 0 || len(b.sink.breaches) != 0 || len(b.sink.told) != 0 {
+		t.Fatalf("%d sessions are looked after, given up: %v, told: %v", len(b.g.live), b.sink.breaches, b.sink.told)
+	}
+	b.fences(true)
+}
+
+// A connection that comes up after its session has failed carries nothing.
+func TestLinkComesUpAfterTheEnd(t *testing.T) {
+	d := newFake(4)
+	b := newBench(t, d)
+	p := b.live(false)
+	b.breaks(p, 0)
+	b.hears(p, wire.LinkNotice{Step: wire.LinkReport, Epoch: 1})
+	b.call(func(g *Group) {
+		g.Notice(p, &wire.LinkNotice{Step: wire.LinkOffer, Epoch: 2, Addr: []byte("x")})
+		g.Fence(p)
+	})
+	if p.links[0].epoch != 2 || len(d.posted) != 0 || p.ready != 0 {
+		t.Fatalf("connection %d, %d requests, %d links in service", p.links[0].epoch, len(d.posted), p.ready)
+	}
+	d.tell(provider.KindFenced, p.links[0].handle, provider.StatusOK)
+	b.settle()
+	b.fences(true)
+}
+
+// The first link that the leader offers anew may be any of those that stand by: it has no rail left for the others.
+func TestFollowerTakesLinksInAnyOrder(t *testing.T) {
+	b := newBench(t, newFake(4))
+	p := b.live(false)
+	b.hears(p, wire.LinkNotice{Step: wire.LinkOffer, Link: 3, Epoch: 1, Class: 2, Addr: []byte("x")})
+	if len(b.sink.breaches) != 0 || len(p.links) != 4 || p.links[3].class != 2 || p.links[3].state != probing {
+		t.Fatalf("given up: %v, %d links", b.sink.breaches, len(p.links))
+	}
+	b.hears(p, wire.LinkNotice{Step: wire.LinkOffer, Link: 2, Epoch: 1, Class: 1, Addr: []byte("x")})
+	if len(b.sink.breaches) != 0 || p.links[2].class != 1 || p.links[2].state != probing {
+		t.Fatalf("given up: %v", b.sink.breaches)
+	}
+	b.hears(p, wire.LinkNotice{Step: wire.LinkOffer, Link: maxLinkCount, Epoch: 1, Addr: []byte("x")})
+	if len(b.sink.breaches) != 1 {
+		t.Fatal("a link beyond the limit is taken")
+	}
+}
+
+// A link that fails once joins the same rails again, so that each rail keeps its share; only after that others are tried.
+func TestLinkComesBackOverItsOwnRails(t *testing.T) {
+	d := newFake(4)
+	b := newBench(t, d)
+	p := b.live(true, Slot{Remote: []uint16{5, 6, 7}})
+	for i, want := range []uint16{5, 6, 7, 5} {
+		b.breaks(p, 0)
+		b.hears(p, wire.LinkNotice{Step: wire.LinkReport, Epoch: uint32(i + 1)})
+		for range 2 * lastRetry {
+			if p.links[0].state != idle {
+				break
+			}
+			b.g.Tick()
+			b.settle()
+		}
+		last := b.sink.told[len(b.sink.told)-1]
+		if last.Step != wire.LinkOffer || last.Epoch != uint32(i+2) || last.Rail != want {
+			t.Fatalf("told %+v, want an offer for rail %d", last, want)
+		}
+	}
+}
+
+// A leader takes the refusal of what it offered, and of nothing else: it says that nothing has arrived.
+func TestRefusalOfALinkInService(t *testing.T) {
+	d := newFake(4)
+	b := newBench(t, d)
+	p := b.live(true, Slot{Remote: []uint16{0}})
+	e := b.write(p, Op{Kind: Signal, HasImm: true})
+	b.hears(p, wire.LinkNotice{Step: wire.LinkAnswer, Epoch: 1, Fault: "no"})
+	if len(b.sink.breaches) != 1 {
+		t.Fatal("not noticed")
+	}
+	b.endsAtZero(p)
+	if e.n != 1 {
+		t.Fatalf("ended %d times", e.n)
+	}
+}
+
+// A remote that can be written to over one link is not closed because the key for another one does not come.
+func TestRemoteStaysOpenWhileOneLinkWillDo(t *testing.T) {
+	d := newFake(64)
+	b := newBench(t, d, newFake(64))
+	p := b.live(false)
+	r := b.remote(p)
+	r.keys = r.keys[:1]
+	for range 3 * keyTime {
+		idx := make([]uint32, 100)
+		e := &ended{}
+		b.g.Submit(&Op{Kind: Pages, Len: 8, Parts: len(idx), SrcIdx: idx, DstIdx: idx, Peer: p, Owner: e, Src: b.memory(), Dst: r})
+		b.settle()
+		b.g.Tick()
+		if b.finishAll(); e.n != 1 || e.status != provider.StatusOK {
+			t.Fatalf("ended %d times with %v", e.n, e.status)
+		}
+	}
+	e := &ended{}
+	b.g.Submit(&Op{Kind: Write, Len: 8, Parts: 1, Rail: 2, Peer: p, Owner: e, Src: b.memory(), Dst: r})
+	for range keyTime + 2 {
+		b.settle()
+		b.g.Tick()
+	}
+	if b.settle(); e.n != 1 || e.status != provider.StatusAccess {
+		t.Fatalf("for the link without a key: ended %d times with %v", e.n, e.status)
+	}
+}
+
+// A connection that its domain knows to be broken, and the group does not yet, is no reason to refuse a grant.
+func TestGrantWhileALinkFails(t *testing.T) {
+	d := newFake(4)
+	b := newBench(t, d)
+	p := b.live(false)
+	d.grantErr = provider.ErrStale
+	if _, err := b.g.Grant(b.memory(), p, 0, 8); !errors.Is(err, provider.ErrBusy) {
+		t.Fatalf("grant: %v", err)
+	}
+	d.tell(provider.KindPeerDown, p.links[0].handle, provider.StatusPeerDown)
+	b.settle()
+	if keys, err := b.g.Grant(b.memory(), p, 0, 8); err != nil || len(keys) != 0 {
+		t.Fatalf("grant: %v, %v", keys, err)
+	}
+}
+
+// Memory that its owner has taken back is not written to again after a link fails.
+func TestClosedRemoteIsNotWrittenAgain(t *testing.T) {
+	d := newFake(4)
+	b := newBench(t, d)
+	p := b.live(false)
+	e := b.write(p, Op{Kind: Write, Len: 8, Parts: 1, HasImm: true})
+	dst := b.g.rails[0].flights[0].op.Dst
+	b.call(func(g *Group) { g.CloseRemote(dst) })
+	b.breaks(p, 0)
+	b.hears(p, wire.LinkNotice{Step: wire.LinkReport, Epoch: 1})
+	if e.n != 1 || e.status != provider.StatusAccess || len(d.posted) != 0 {
+		t.Fatalf("ended %d times with %v", e.n, e.status)
+	}
+}
+
+// However many writes are refused, the report about them can be sent.
+func TestReportOfManyRefusals(t *testing.T) {
+	d := newFake(3 * wire.MaxRefused)
+	b := newBench(t, d)
+	p := b.live(false)
+	for range 3 * wire.MaxRefused {
+		d.tell(provider.KindRefused, p.links[0].handle, provider.StatusOK)
+	}
+	b.breaks(p, 0)
+	var m wire.LinkNotice
+	if err := wire.Parse(wire.Append(nil, b.sink.told[0]), &m); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(m.Refused); m.Refusals != 3*wire.MaxRefused || n < wire.MaxRefused/2 || m.Refused[n-1] != m.Refusals-1 {
+		t.Fatalf("%d refusals, the last %d of them are told", m.Refusals, n)
 	}
 }

@@ -2,6 +2,7 @@ package rail
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/hawser-project/hawser/internal/wire"
@@ -23,6 +24,7 @@ type fakeDomain struct {
 	pollErr  error
 	postErr  error
 	closeErr error
+	grantErr error
 }
 
 func newFake(depth int) *fakeDomain {
@@ -36,7 +38,7 @@ func (d *fakeDomain) Register(provider.Memory, provider.Access) (provider.Key, e
 }
 func (d *fakeDomain) Deregister(provider.Key) error { d.regs--; return nil }
 func (d *fakeDomain) Grant(provider.Key, provider.Peer, uint64, uint64) (provider.Key, error) {
-	return provider.Key{ID: 77}, nil
+	return provider.Key{ID: 77}, d.grantErr
 }
 
 func (d *fakeDomain) Offer() (provider.Peer, provider.Addr, error) {
@@ -213,4 +215,33 @@ func (b *bench) finishAll() (writes int) {
 		b.settle()
 	}
 	return writes
+}
+
+// audit looks for accounts of a peer that are not closed, after everything has ended.
+func (g *Group) audit(p *Peer) error {
+	if p.sends != 0 || p.ops.head != nil || p.ops.tail != nil || p.messages.head != nil || p.messages.tail != nil {
+		return fmt.Errorf("%d messages in flight, lists %v %v", p.sends, p.ops, p.messages)
+	}
+	for _, l := range p.links {
+		if l.outstanding != 0 || l.load != 0 || l.sends != 0 || len(l.lost) != 0 {
+			return fmt.Errorf("link %d: outstanding %d, load %d, sends %d, lost %d", l.index, l.outstanding, l.load, l.sends, len(l.lost))
+		}
+	}
+	for _, r := range g.rails {
+		free := 0
+		for i := r.free; i >= 0; i = r.flights[i].next {
+			free++
+		}
+		if free != len(r.flights) || len(r.batch) != 0 {
+			return fmt.Errorf("rail %d: %d of %d flights are free, %d requests wait", r.index, free, len(r.flights), len(r.batch))
+		}
+	}
+	free := 0
+	for i := g.sendFree; i >= 0; i = g.sends[i].next {
+		free++
+	}
+	if free != len(g.sends) {
+		return fmt.Errorf("%d of %d message buffers are free", free, len(g.sends))
+	}
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/hawser-project/hawser/internal/invariants"
+	"github.com/hawser-project/hawser/internal/wire"
 	"github.com/hawser-project/hawser/provider"
 )
 
@@ -38,8 +39,8 @@ func (g *Group) complete(r *railState, c *provider.Completion) {
 // refuse notes a write that the network has refused. Its writer learns that from the network, unless the connection fails before.
 func (l *link) refuse() {
 	l.counts.RxRefused++
-	if n := l.rail.caps.PeerDepth; len(l.refused) >= 2*n {
-		l.refused = append(l.refused[:0], l.refused[n:]...) // the writer has an answer to the older ones
+	if len(l.refused) == wire.MaxRefused {
+		l.refused = append(l.refused[:0], l.refused[wire.MaxRefused/2:]...) // the writer has an answer to the older ones
 	}
 	l.refused = append(l.refused, l.rxImms+l.rxRefusals)
 	l.rxRefusals++

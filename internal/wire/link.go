@@ -5,8 +5,8 @@ import "github.com/hawser-project/hawser/provider"
 // LinkBuckets is into how many classes LinkNotice sorts immediates by value.
 const LinkBuckets = 64
 
-// maxRefused bounds LinkNotice.Refused; more than a provider lets a writer have outstanding is never of use.
-const maxRefused = 4096
+// MaxRefused bounds LinkNotice.Refused; more than a provider lets a writer have outstanding is never of use.
+const MaxRefused = 4096
 
 // LinkStep says which step in the life of a link a LinkNotice is.
 type LinkStep uint8
@@ -50,7 +50,7 @@ func (m *LinkNotice) fields(c *codec) {
 		c.u8(&m.Ordered)
 		c.u64(&m.Imms)
 		c.u64(&m.Refusals)
-		list64(c, &m.Refused, maxRefused)
+		list64(c, &m.Refused, MaxRefused)
 		c.u64(&m.Messages)
 		list32(c, &m.Buckets, LinkBuckets)
 	case LinkOffer, LinkAnswer:
