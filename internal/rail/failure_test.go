@@ -98,6 +98,7 @@ func TestRailThatFailsInPostIsDeadOnce(t *testing.T) {
 	p := b.peer()
 	d.postErr = errors.New("device removed")
 	e := b.write(p, Op{Kind: Signal, HasImm: true})
+	b.call(func(g *Group) { g.FailPeer(p) })
 	if e.n != 1 || e.status != provider.StatusFlushed || b.sink.dead != 1 {
 		t.Fatalf("ended %d times with %v, rail reported dead %d times", e.n, e.status, b.sink.dead)
 	}

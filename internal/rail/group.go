@@ -276,12 +276,16 @@ func (g *Group) Close() error {
 		g.FailPeer(g.live[0])
 	}
 	for _, r := range g.rails {
+		for _, l := range r.links {
+			if l != nil && !l.peer.down { // its session is being set up
+				g.FailPeer(l.peer)
+			}
+		}
 		if err := r.close(); err != nil {
 			errs = append(errs, err)
 		}
 		for i := range r.flights {
 			if r.flights[i].link != nil {
-				r.flights[i].link.peer.down = true // what is lost is not placed again
 				g.land(r, uint32(i), provider.StatusFlushed)
 			}
 		}

@@ -282,9 +282,11 @@ func TestFailedPeerEndsEverything(t *testing.T) {
 func TestDeadRailEndsItsFlightsAndLinks(t *testing.T) {
 	d := newFake(8)
 	b := newBench(t, d)
-	e := b.write(b.peer(), Op{Kind: Signal, HasImm: true})
+	p := b.peer()
+	e := b.write(p, Op{Kind: Signal, HasImm: true})
 	d.pollErr = errors.New("device removed")
 	b.settle()
+	b.call(func(g *Group) { g.FailPeer(p) })
 	if e.n != 1 || e.status != provider.StatusFlushed || b.sink.dead != 1 {
 		t.Fatalf("ended %d times, rail reported dead %d times", e.n, b.sink.dead)
 	}

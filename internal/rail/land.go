@@ -65,7 +65,7 @@ func (g *Group) land(r *railState, i uint32, st provider.Status) {
 		l.sends--
 	}
 	l.counts.TxWrites++
-	if st == provider.StatusFlushed && l.peer.live && !l.peer.down {
+	if st == provider.StatusFlushed && !l.peer.down {
 		l.lost = append(l.lost, *f)
 		g.free(r, i)
 		if l.outstanding == 0 {
