@@ -665,7 +665,7 @@ func randomStory(seed uint64) story {
 }
 
 // reuseBuffers makes groups take the message buffers of those before them. One goroutine only.
-func reuseBuffers(t *testing.T) {
+func reuseBuffers(t testing.TB) {
 	free := map[uint64][]*mem.Span{}
 	get, put := newBuffers, freeBuffers
 	newBuffers = func(n uint64) (*mem.Span, error) {

@@ -259,3 +259,121 @@ func TestReportOfManyRefusals(t *testing.T) {
 		t.Fatalf("%d refusals, the last %d of them are told", m.Refusals, n)
 	}
 }
+
+// A domain gives the place of a handle away as soon as it has handed over the last completion that names it. Whoever makes a handle
+// must have looked at all completions that were handed over.
+func TestPlaceOfAHandleIsGivenAwayEarly(t *testing.T) {
+	d := newFake(4)
+	b := newBench(t, d)
+	p := &Peer{}
+	for i := range 2 {
+		if _, err := b.g.Offer(p, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.g.Connect(p, i, nil, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.settle()
+	b.call(func(g *Group) { g.Live(p, true, []Slot{{Remote: []uint16{0}}, {Remote: []uint16{0}}}) })
+	first, second := p.links[0].handle, p.links[1].handle
+	for i := range uint16(2) {
+		b.hears(p, wire.LinkNotice{Step: wire.LinkReport, Link: i, Epoch: 1})
+	}
+	d.next = second + 1<<provider.PeerIndexBits // the place of the second one
+	d.tell(provider.KindFenced, first, provider.StatusOK)
+	d.tell(provider.KindFenced, second, provider.StatusOK)
+	b.settle()
+	for i, l := range p.links {
+		if l.state != offered || l.epoch != 2 {
+			t.Fatalf("link %d: state %d of connection %d", i, l.state, l.epoch)
+		}
+	}
+}
+
+// A side reports when its own requests have ended too: with both reports, the leader offers the next connection, and this side must be
+// done with the one before.
+func TestReportWaitsForOwnRequests(t *testing.T) {
+	d := newFake(4)
+	b := newBench(t, d)
+	p := b.live(false)
+	b.write(p, Op{Kind: Signal, HasImm: true})
+	h := p.links[0].handle
+	d.tell(provider.KindPeerDown, h, provider.StatusPeerDown)
+	d.tell(provider.KindFenced, h, provider.StatusOK)
+	b.settle()
+	if len(b.sink.told) != 0 {
+		t.Fatalf("told %+v while a request is out", b.sink.told[0])
+	}
+	d.finish(0, provider.StatusFlushed)
+	b.settle()
+	if len(b.sink.told) != 1 || b.sink.told[0].Step != wire.LinkReport {
+		t.Fatalf("told %v", b.sink.told)
+	}
+	b.hears(p, wire.LinkNotice{Step: wire.LinkReport, Epoch: 1})
+	b.hears(p, wire.LinkNotice{Step: wire.LinkOffer, Epoch: 2, Addr: []byte("x")})
+	if len(b.sink.breaches) != 0 || p.links[0].epoch != 2 {
+		t.Fatalf("given up: %v", b.sink.breaches)
+	}
+}
+
+// Acknowledgements come in any order, also on a network that keeps the order of writes. An immediate that was acknowledged says that all
+// before it has arrived: to write a page of it again would change memory that the receiver has counted.
+func TestPagesBeforeAnAcknowledgedImmediate(t *testing.T) {
+	d := newFake(8)
+	d.caps.Ordered = true
+	b := newBench(t, d)
+	p := b.live(false)
+	idx := []uint32{0, 2, 4}
+	e := b.write(p, Op{Kind: Pages, Len: 8, Parts: 3, SrcIdx: idx, DstIdx: idx, SrcStride: 8, DstStride: 8, HasImm: true, ImmLast: true})
+	if len(d.posted) != 3 || d.posted[2].Op != provider.OpWriteImm {
+		t.Fatalf("posted %+v", d.posted)
+	}
+	d.finish(2, provider.StatusOK)
+	b.settle()
+	b.breaks(p, 0)
+	b.hears(p, wire.LinkNotice{Step: wire.LinkReport, Epoch: 1, Ordered: 1, Imms: 1})
+	b.hears(p, wire.LinkNotice{Step: wire.LinkOffer, Epoch: 2, Addr: []byte("x")})
+	if n := b.finishAll(); e.n != 1 || e.status != provider.StatusOK || n != 1 { // the probe
+		t.Fatalf("ended %d times with %v, %d writes over the second connection", e.n, e.status, n)
+	}
+}
+
+// What goes down before the session is up all around, when an operation may answer a peer that was quicker, is divided as any other.
+func TestLinkFailsBeforeTheSessionIsLive(t *testing.T) {
+	d := newFake(8)
+	d.caps.Ordered = true
+	b := newBench(t, d)
+	p := b.peer()
+	counted, lost := b.write(p, Op{Kind: Signal, HasImm: true, Imm: 1}), b.write(p, Op{Kind: Signal, HasImm: true, Imm: 2})
+	h := p.links[0].handle
+	d.finish(0, provider.StatusFlushed)
+	d.finish(0, provider.StatusFlushed)
+	d.tell(provider.KindPeerDown, h, provider.StatusPeerDown)
+	b.settle()
+	b.call(func(g *Group) { g.Live(p, false, nil) })
+	d.tell(provider.KindFenced, h, provider.StatusOK)
+	b.settle()
+	b.hears(p, wire.LinkNotice{Step: wire.LinkReport, Epoch: 1, Ordered: 1, Imms: 1})
+	b.hears(p, wire.LinkNotice{Step: wire.LinkOffer, Epoch: 2, Addr: []byte("x")})
+	b.finishAll()
+	for i, e := range []*ended{counted, lost} {
+		if len(b.sink.breaches) != 0 || e.n != 1 || e.status != provider.StatusOK {
+			t.Fatalf("given up: %v, operation %d ended %d times with %v", b.sink.breaches, i, e.n, e.status)
+		}
+	}
+}
+
+// What went down with a link of a session that is still being set up ends with the group.
+func TestCloseEndsWhatWasLostInTheSetUp(t *testing.T) {
+	d := newFake(8)
+	b := newBench(t, d)
+	p := b.peer()
+	e := b.write(p, Op{Kind: Signal, HasImm: true})
+	d.finish(0, provider.StatusFlushed)
+	d.tell(provider.KindPeerDown, p.links[0].handle, provider.StatusPeerDown)
+	b.settle()
+	if err := b.g.Close(); err != nil || e.n != 1 || e.status != provider.StatusFlushed {
+		t.Fatalf("close: %v; ended %d times with %v", err, e.n, e.status)
+	}
+}

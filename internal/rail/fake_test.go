@@ -25,6 +25,7 @@ type fakeDomain struct {
 	postErr  error
 	closeErr error
 	grantErr error
+	next     provider.Peer // what Offer returns, unless 0
 }
 
 func newFake(depth int) *fakeDomain {
@@ -43,6 +44,10 @@ func (d *fakeDomain) Grant(provider.Key, provider.Peer, uint64, uint64) (provide
 
 func (d *fakeDomain) Offer() (provider.Peer, provider.Addr, error) {
 	d.offers++
+	if h := d.next; h != 0 {
+		d.next = 0
+		return h, provider.Addr("x"), nil
+	}
 	return provider.Peer(1<<provider.PeerIndexBits | d.offers), provider.Addr("x"), nil
 }
 

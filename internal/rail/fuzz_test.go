@@ -11,6 +11,7 @@ import (
 // FuzzNotices has a peer say anything about its links, while they fail, come back and carry operations. The session may end for it;
 // each operation ends once, and only after nothing of it is in flight any more.
 func FuzzNotices(f *testing.F) {
+	reuseBuffers(f)
 	seed := func(lead uint8, ns ...*wire.LinkNotice) {
 		var b []byte
 		for _, n := range ns {
@@ -19,14 +20,14 @@ func FuzzNotices(f *testing.F) {
 		}
 		f.Add(lead, b)
 	}
-	report := &wire.LinkNotice{Step: wire.LinkReport, Ordered: 1, Imms: 1, Buckets: make([]uint32, wire.LinkBuckets)}
+	report := &wire.LinkNotice{Step: wire.LinkReport, Epoch: 1, Ordered: 1, Imms: 1, Buckets: make([]uint32, wire.LinkBuckets)}
 	report.Buckets[9] = 1
-	offer := &wire.LinkNotice{Step: wire.LinkOffer, Epoch: 1, Addr: []byte("x")}
+	offer := &wire.LinkNotice{Step: wire.LinkOffer, Epoch: 2, Addr: []byte("x")}
 	seed(0, report, offer)
 	seed(1, report, &wire.LinkNotice{Step: wire.LinkAnswer, Epoch: 1, Addr: []byte("x")})
 	seed(1, report, &wire.LinkNotice{Step: wire.LinkAnswer, Epoch: 1, Fault: "no"})
 	seed(0, &wire.LinkNotice{Step: wire.LinkOffer, Link: 2, Epoch: 1})
-	seed(0, &wire.LinkNotice{Step: wire.LinkReport, Imms: 1 << 63, Refusals: 1 << 62, Refused: []uint64{9, 1, 1 << 63}, Messages: 1 << 61})
+	seed(0, &wire.LinkNotice{Step: wire.LinkReport, Epoch: 1, Imms: 1 << 63, Refusals: 1 << 62, Refused: []uint64{9, 1, 1 << 63}, Messages: 1 << 61})
 	f.Fuzz(func(t *testing.T, lead uint8, data []byte) {
 		doms := []*fakeDomain{newFake(64), newFake(64)}
 		b := newBench(t, doms...)
@@ -74,6 +75,9 @@ func FuzzNotices(f *testing.F) {
 		}
 		b.settle()
 		if err := b.g.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.g.audit(p); err != nil {
 			t.Fatal(err)
 		}
 		for i, e := range ends {
