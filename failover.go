@@ -26,10 +26,8 @@ func (s *session) linkEvent(rp *rail.Peer, i int, up bool, why string) {
 		s.rails.Or(1 << rp.Rail(i)) // one that stood by, maybe
 	}
 	if s.state.Load() == stateSetup {
-		if up {
-			s.have++
-		} else {
-			s.lost++
+		s.told |= 1 << i
+		if !up {
 			s.fault = why
 		}
 		s.mu.Unlock()

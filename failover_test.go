@@ -314,3 +314,21 @@ func TestStandbyTakesOver(t *testing.T) {
 		t.Fatalf("links: %+v", l)
 	}
 }
+
+// A path works when one of its links does. The other one joins when it can.
+func TestPathWithOneWorkingLink(t *testing.T) {
+	fabric := sim.New(sim.Config{NICs: 2})
+	fabric.Cut("a/nic1", "b/nic1")
+	options := func(host string) Options {
+		p := fabric.Provider(host)
+		return Options{Providers: []provider.Provider{p}, Rails: []Rail{{p.Name(), "nic0"}, {p.Name(), "nic1"}}, PeerTimeout: 5 * time.Second}
+	}
+	d := newDuo(t, options("a"), options("b"), true)
+	if l := d.links(); !l[0].Ready || l[1].Ready {
+		t.Fatalf("links: %+v", l)
+	}
+	d.stream(2, func(int) {})
+	fabric.Heal("a/nic1", "b/nic1")
+	d.await("both links are up", func() bool { l := d.links(); return l[0].Ready && l[1].Ready })
+	d.stream(2, func(int) {})
+}

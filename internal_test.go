@@ -252,10 +252,10 @@ func TestLinksOfAnEarlierPathAreIgnored(t *testing.T) {
 	s.linkEvent(old, 0, true, "")
 	s.linkEvent(old, 0, false, "gone")
 	s.mu.Lock()
-	have, fault := s.have, s.fault
+	told, fault := s.told, s.fault
 	s.mu.Unlock()
-	if have != 0 || fault != "" {
-		t.Fatalf("%d links are up, fault %q", have, fault)
+	if told != 0 || fault != "" || s.inService.Load() != 0 {
+		t.Fatalf("links %b are known, fault %q", told, fault)
 	}
 	s.fail(ErrPeerDown, errBye)
 }

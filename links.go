@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math/bits"
 	"slices"
 	"time"
 
@@ -196,7 +197,7 @@ func (s *session) waitLinks(ctx context.Context) (fault string, err error) {
 	defer cancel()
 	for {
 		s.mu.Lock()
-		known, up, fault, wake := s.have+s.lost >= s.want, s.have > s.lost, s.fault, s.wake
+		known, up, fault, wake := bits.OnesCount64(s.told) >= s.want, s.inService.Load() > 0, s.fault, s.wake
 		s.mu.Unlock()
 		switch {
 		case known && !up:

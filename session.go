@@ -58,8 +58,8 @@ type session struct {
 	mu           sync.Mutex
 	posts        [][]byte // frames that must not be lost
 	path, reason string   // set by begin, so fixed once the session is up
-	want         int      // links of the path,
-	have, lost   int      // those that came up, and those that failed, before the session was up
+	want         int      // links of the path
+	told         uint64   // those that came up or failed before the session was up, a bit each
 	fault        string   // why one failed
 	why          error    // of stateDown
 	wasUp        bool
@@ -104,7 +104,8 @@ func (s *session) begin(path, reason string, links int) (*rail.Peer, error) {
 	if s.why != nil {
 		return nil, s.why
 	}
-	s.path, s.reason, s.want, s.have, s.lost, s.fault = path, reason, links, 0, 0, ""
+	s.path, s.reason, s.want, s.told, s.fault = path, reason, links, 0, ""
+	s.inService.Store(0)
 	s.linked.Store(false)
 	rp := &rail.Peer{Tag: s, Allowed: s.e.allowed()}
 	old := s.links.Swap(rp)
@@ -236,7 +237,7 @@ func (s *session) rise() error {
 	switch {
 	case s.why != nil:
 		return s.why
-	case s.want > 0 && s.lost >= s.want:
+	case s.want > 0 && s.inService.Load() == 0:
 		return fmt.Errorf("%w: its %s connection ended during the handshake: %s", ErrPeerDown, s.path, s.fault)
 	}
 	s.state.Store(stateUp)
