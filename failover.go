@@ -78,9 +78,16 @@ func (s *session) tellLink(n *wire.LinkNotice) {
 func (s *session) post(frame []byte) {
 	s.mu.Lock()
 	s.posts = append(s.posts, frame)
+	n := len(s.posts)
 	s.mu.Unlock()
 	signal(s.posted)
+	if n > maxPosts {
+		s.fail(ErrPeerDown, fmt.Errorf("it does not read its control connection: %d messages wait", n))
+	}
 }
+
+// maxPosts is far more than 64 links that fail at once, and as many remotes that miss their keys, leave for a peer that reads.
+const maxPosts = 16384
 
 // nextPost is the oldest frame of post, nil when there is none.
 func (s *session) nextPost() []byte {

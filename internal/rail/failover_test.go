@@ -214,15 +214,18 @@ func TestRemoteStaysOpenWhileOneLinkWillDo(t *testing.T) {
 // A connection that its domain knows to be broken, and the group does not yet, is no reason to refuse a grant.
 func TestGrantWhileALinkFails(t *testing.T) {
 	d := newFake(4)
-	b := newBench(t, d)
+	b := newBench(t, d, newFake(4))
 	p := b.live(false)
-	d.grantErr = provider.ErrStale
-	if _, err := b.g.Grant(b.memory(), p, 0, 8); !errors.Is(err, provider.ErrBusy) {
-		t.Fatalf("grant: %v", err)
+	for fault, want := range map[error]int{provider.ErrStale: 1, provider.ErrInvalid: 1, provider.ErrUnsupported: 1, provider.ErrBusy: 0} {
+		d.grantErr = fault
+		keys, err := b.g.Grant(b.memory(), p, 0, 8)
+		if len(keys) != want || (want == 0) != errors.Is(err, provider.ErrBusy) {
+			t.Fatalf("%v for one of two links: %v, %v", fault, keys, err)
+		}
 	}
 	d.tell(provider.KindPeerDown, p.links[0].handle, provider.StatusPeerDown)
 	b.settle()
-	if keys, err := b.g.Grant(b.memory(), p, 0, 8); err != nil || len(keys) != 0 {
+	if keys, err := b.g.Grant(b.memory(), p, 0, 8); err != nil || len(keys) != 1 {
 		t.Fatalf("grant: %v, %v", keys, err)
 	}
 }
