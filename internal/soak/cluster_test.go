@@ -244,7 +244,7 @@ func (c *cluster) all(o order) (replies [memberCount]reply, ok bool) {
 // carry gives an order to one member and waits until it has been carried out.
 func (p *process) carry(o order) bool { return p.await(o, p.order(o)).Err == "" }
 
-// await waits for a reply. When there is none, the member tells where it hangs, and ends.
+// await waits for a reply. When there is none, all members tell where they hang, and end.
 func (p *process) await(o order, ch <-chan reply) (r reply) {
 	limit := time.NewTimer(2 * hang) // members have limits of their own
 	defer limit.Stop()
@@ -255,9 +255,12 @@ func (p *process) await(o order, ch <-chan reply) (r reply) {
 		}
 	case <-limit.C:
 		p.c.wrong("%s does not carry out %q", p.name, o.What)
-		_ = p.child.Signal(syscall.SIGCONT) // each of them may come too late
-		_ = p.child.Signal(syscall.SIGQUIT)
-		<-p.ended
+		for _, s := range p.c.seats {
+			s.p.killed.Store(true)
+			_ = s.p.child.Signal(syscall.SIGCONT) // each of them may come too late
+			_ = s.p.child.Signal(syscall.SIGQUIT)
+			<-s.p.ended
+		}
 		r.Err = "it hangs"
 	}
 	return r
