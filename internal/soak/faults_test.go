@@ -3,6 +3,7 @@
 package soak
 
 import (
+	"flag"
 	"math/rand/v2"
 	"syscall"
 	"time"
@@ -20,11 +21,10 @@ type repair struct {
 	f  func()
 }
 
-// A fault lasts from unnoticed to well beyond Options.PeerTimeout, 1.5 s; short ones are more frequent.
-const (
-	faultMin = 2 * time.Millisecond
-	faultMax = 4 * time.Second
-)
+// A fault lasts from unnoticed to well beyond Options.PeerTimeout, 1.5 s.
+const faultMin = 2 * time.Millisecond
+
+var faultMax = flag.Duration("soak.fault", 4*time.Second, "longest fault")
 
 // chaos breaks things until a time, then heals everything.
 func (f *faults) chaos(until time.Time) {
@@ -63,10 +63,10 @@ func (f *faults) mend(now time.Time) {
 // duration is how long a fault lasts: each order of magnitude is as likely as any other.
 func (f *faults) duration() time.Duration {
 	d := faultMin
-	for d < faultMax && f.rng.IntN(5) > 0 {
+	for d < *faultMax && f.rng.IntN(5) > 0 {
 		d *= 2
 	}
-	return min(faultMax, d+time.Duration(f.rng.Int64N(int64(d))))
+	return min(*faultMax, d+time.Duration(f.rng.Int64N(int64(d))))
 }
 
 func (f *faults) step() {

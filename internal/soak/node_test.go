@@ -43,6 +43,7 @@ type node struct {
 	events map[string]hawser.PeerEventKind
 	asks   map[uint64]asked
 	asking uint64 // last
+	ending bool
 	known  map[string]map[int]imported
 }
 
@@ -131,6 +132,10 @@ func (n *node) event(ev hawser.PeerEvent) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	id := ev.Peer.ID().String()
+	if ev.Kind == hawser.PeerReplaced {
+		n.m.counts.add("replacements", 1)
+		return
+	}
 	if want := n.events[id]%3 + 1; ev.Kind != want {
 		n.m.wrong("event %v of %s, want %v", ev.Kind, ev.Peer, want)
 	}
@@ -163,7 +168,16 @@ func (n *node) failed(what string, err error) {
 			return
 		}
 	}
-	n.m.wrong("%s: %v", what, err)
+	n.m.wrong("%s: %v\n%s%s", what, err, n.state(), stacks())
+}
+
+// state is what the engine knows of its peers, for whoever looks for an error.
+func (n *node) state() string {
+	text := ""
+	for _, p := range n.e.Stats().Peers {
+		text += fmt.Sprintf("%s: %+v\n", p.ID, p)
+	}
+	return text
 }
 
 // connectAll connects to everybody; the others do the same at the same time.

@@ -89,7 +89,7 @@ func (a *actor) operate(to entry) {
 func (a *actor) lease(to entry, cell bool) *grant {
 	ch := make(chan *grant, 1)
 	a.mu.Lock()
-	if !a.m.knows(to.ID) {
+	if a.ending || !a.m.knows(to.ID) {
 		a.mu.Unlock()
 		return nil
 	}
@@ -118,6 +118,7 @@ func (n *node) granted(g *grant) {
 func (n *node) dropAsks(id string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.ending = n.ending || id == "" // others may be stopped: nobody waits for them any more
 	for k, a := range n.asks {
 		if id == "" || a.to == id {
 			delete(n.asks, k)
