@@ -91,7 +91,7 @@ func (a *actor) talk(to entry) {
 func (a *actor) post(p *hawser.Peer, n uint64) error {
 	if a.rng.IntN(8) == 0 {
 		a.m.counts.add("bulk messages", 1)
-		ctx, cancel := context.WithTimeout(context.Background(), hang)
+		ctx, cancel := patience()
 		defer cancel()
 		return a.e.SendBulk(ctx, p, mailText(p.ID(), n, a.rng.IntN(bulkBody)), nil)
 	}

@@ -34,6 +34,23 @@ const configEnv = "HAWSER_SOAK_MEMBER"
 // hang bounds every wait: it guards against hanging and asserts nothing else.
 const hang = time.Minute
 
+// patience is a context that ends after hang, of the time in which this process ran: it may be stopped for longer.
+func patience() (context.Context, context.CancelFunc) {
+	const slice = time.Second // all that counts of the time in which it is stopped
+	ctx, cancel := context.WithCancelCause(context.Background())
+	left := int(hang / slice)
+	var tick func()
+	tick = func() {
+		if left--; left == 0 {
+			cancel(context.DeadlineExceeded)
+		} else if ctx.Err() == nil {
+			time.AfterFunc(slice, tick)
+		}
+	}
+	time.AfterFunc(slice, tick)
+	return ctx, func() { cancel(nil) }
+}
+
 // member is a member process. It has one engine at a time.
 type member struct {
 	config

@@ -3,9 +3,12 @@
 package soak
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -30,9 +33,10 @@ func newNetwork(t *testing.T) (w *network, reason string) {
 	if _, err := exec.LookPath("ip"); err != nil {
 		return nil, "the ip command is missing: apt-get install iproute2"
 	}
+	sweep()
 	w = &network{}
 	for i := range w.hosts {
-		w.hosts[i] = fmt.Sprintf("hawser-soak%d-%d", i, os.Getpid())
+		w.hosts[i] = fmt.Sprintf("%s%d-%d", hostPrefix, i, os.Getpid())
 		if err := ip("netns", "add", w.hosts[i]); err != nil {
 			return nil, fmt.Sprintf("no network namespaces here: %v", err)
 		}
@@ -51,6 +55,20 @@ func newNetwork(t *testing.T) (w *network, reason string) {
 		}
 	}
 	return w, ""
+}
+
+const hostPrefix = "hawser-soak"
+
+// sweep removes hosts of a test that was killed.
+func sweep() {
+	found, _ := filepath.Glob("/run/netns/" + hostPrefix + "*") // the pattern is well formed
+	for _, path := range found {
+		name := filepath.Base(path)
+		_, pid, _ := strings.Cut(strings.TrimPrefix(name, hostPrefix), "-")
+		if _, err := os.Stat("/proc/" + pid); errors.Is(err, fs.ErrNotExist) {
+			_ = ip("netns", "del", name) // another test may be at it
+		}
+	}
 }
 
 // cut ends a cable at one host. Packets to the other one are refused there, those that come from it vanish.

@@ -48,7 +48,7 @@ type node struct {
 }
 
 func newNode(m *member, o hawser.Options, src *rand.PCG) (*node, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	ctx, cancel := patience()
 	defer cancel()
 	e, err := hawser.Open(ctx, o)
 	if err != nil {
@@ -182,7 +182,7 @@ func (n *node) state() string {
 
 // connectAll connects to everybody; the others do the same at the same time.
 func (n *node) connectAll() error {
-	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	ctx, cancel := patience()
 	defer cancel()
 	for _, o := range n.m.others() {
 		for {
@@ -203,7 +203,7 @@ const barrierImms = 1 << 31
 
 // barrier waits for all others, who do the same.
 func (n *node) barrier(round uint32) error {
-	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	ctx, cancel := patience()
 	defer cancel()
 	var peers []*hawser.Peer
 	for _, o := range n.m.others() {

@@ -4,7 +4,6 @@ package soak
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -193,7 +192,7 @@ func (n *node) reported(writer string, o *outcome) {
 func (n *node) check(l *lease, o *outcome) {
 	var err error
 	if o.OK {
-		ctx, cancel := context.WithTimeout(context.Background(), hang)
+		ctx, cancel := patience()
 		err = l.c.Wait(ctx, o.Count)
 		cancel()
 		if err != nil && !errors.Is(err, hawser.ErrClosed) {
@@ -384,7 +383,7 @@ func (n *node) revoke(kind int, p *hawser.Peer) {
 		}
 	}
 	n.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	ctx, cancel := patience()
 	defer cancel()
 	err := f.r.Revoke(ctx, p)
 	switch {
@@ -472,7 +471,7 @@ func (n *node) fence(p *hawser.Peer) error {
 		}
 	}
 	n.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	ctx, cancel := patience()
 	defer cancel()
 	err := n.e.Fence(ctx, p)
 	n.m.counts.add("fences", 1)

@@ -3,7 +3,6 @@
 package soak
 
 import (
-	"context"
 	"errors"
 	"math/rand/v2"
 	"slices"
@@ -140,7 +139,7 @@ func (a *actor) remote(to entry, g *grant) *hawser.Remote {
 	if im.desc == g.Desc {
 		return im.rem
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	ctx, cancel := patience()
 	defer cancel()
 	rem, err := a.e.Import(ctx, d)
 	if err != nil {
@@ -306,7 +305,7 @@ func (a *actor) finish(to entry, o *outcome, what string, op operation) {
 
 // run submits an operation in one of several ways and waits for its end.
 func (a *actor) run(op operation, cookie uint64) (sent bool, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	ctx, cancel := patience()
 	defer cancel()
 	if op.prepare != nil && a.rng.IntN(4) == 0 {
 		t, err := op.prepare()
@@ -434,7 +433,7 @@ func (a *actor) signal(to entry) {
 
 // connect returns the peer, nil when it cannot be reached.
 func (a *actor) connect(to entry) *hawser.Peer {
-	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	ctx, cancel := patience()
 	defer cancel()
 	p, err := a.e.Connect(ctx, to.Addr)
 	if err != nil {
