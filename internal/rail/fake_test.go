@@ -237,7 +237,7 @@ func (g *Group) audit(p *Peer) error {
 		for i := r.free; i >= 0; i = r.flights[i].next {
 			free++
 		}
-		if free != len(r.flights) || len(r.batch) != 0 {
+		if free != len(r.flights) || len(r.batch) != 0 && !r.dead {
 			return fmt.Errorf("rail %d: %d of %d flights are free, %d requests wait", r.index, free, len(r.flights), len(r.batch))
 		}
 	}
