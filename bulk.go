@@ -34,10 +34,18 @@ func (e *Engine) SendBulk(ctx context.Context, p *Peer, data []byte, progress fu
 	if err != nil {
 		return fmt.Errorf("send bulk: %w", err)
 	}
-	if err := s.bulk.send(ctx, s, data, progress); err != nil {
-		return &OpError{Op: "send bulk", Peer: p, Err: err}
+	var traced TraceOp
+	if e.tracer != nil {
+		traced = e.tracer.begin(TraceOp{Op: "send bulk", Peer: p, Len: uint64(len(data))})
 	}
-	return nil
+	if err = s.bulk.send(ctx, s, data, progress); err != nil {
+		err = &OpError{Op: "send bulk", Peer: p, Err: err}
+	}
+	if e.tracer != nil {
+		e.tracer.end(traced, err)
+		e.notes.wake()
+	}
+	return err
 }
 
 // bulk is the part of a session that carries bulk transfers: its reader puts in what the peer says, its writer asks what to say next.

@@ -111,8 +111,7 @@ func (e *Engine) accept(l net.Listener) {
 			}
 		}
 		if err := checkUser(conn); err != nil {
-			e.refused.add(RefusedUser)
-			e.opts.Log.Warn("connection refused", "err", err)
+			e.refuse(RefusedUser, conn.RemoteAddr(), err)
 			_ = conn.Close()
 			continue
 		}
@@ -125,12 +124,13 @@ func (e *Engine) accept(l net.Listener) {
 				e.serve(conn)
 			})
 		default:
-			e.refused.add(RefusedCrowd)
-			e.opts.Log.Warn("connection refused", "from", conn.RemoteAddr().String(), "err", "too many handshakes at once")
+			e.refuse(RefusedCrowd, conn.RemoteAddr(), errTooMany)
 			_ = conn.Close()
 		}
 	}
 }
+
+var errTooMany = errors.New("too many handshakes at once")
 
 // acceptPause keeps a listener that cannot accept from spinning.
 const acceptPause = 50 * time.Millisecond

@@ -198,9 +198,10 @@ func (e *Engine) serve(conn net.Conn) {
 		return
 	}
 	reason := handshakeReason(err)
-	e.refused.add(reason)
-	if reason != RefusedDuplicate {
-		e.opts.Log.Warn("connection refused", "from", conn.RemoteAddr().String(), "reason", reason, "err", err)
+	if reason == RefusedDuplicate {
+		e.refused.add(reason)
+	} else {
+		e.refuse(reason, conn.RemoteAddr(), err)
 	}
 }
 

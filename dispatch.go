@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hawser-project/hawser/internal/cpu"
+	"github.com/hawser-project/hawser/internal/record"
 )
 
 // note asks the dispatcher to call fire. It is embedded in what it is about, so that pushing it costs no memory; pushing
@@ -17,6 +18,7 @@ import (
 type note struct {
 	next   *note
 	queued atomic.Bool
+	at     int64 // when it was left, of record.Now; 0: it is not followed
 	target interface{ fire() }
 }
 
@@ -28,9 +30,11 @@ type note struct {
 // push and leave may be called by anyone.
 type dispatcher struct {
 	head     atomic.Pointer[note]
+	left     atomic.Uint32 // notes
 	sleeping atomic.Bool
 	stopped  atomic.Bool
-	firing   sync.Mutex // held while notes fire: one after the other, in order
+	firing   sync.Mutex       // held while notes fire: one after the other, in order
+	waited   record.Histogram // of notes that are followed, from leaving to firing; guarded by firing
 	parker   *cpu.Parker
 	done     chan struct{}
 }
@@ -57,6 +61,10 @@ func (d *dispatcher) leave(n *note) {
 	if n.queued.Swap(true) {
 		return
 	}
+	n.at = 0
+	if d.left.Add(1)%noteEvery == 1 {
+		n.at = record.Now()
+	}
 	for {
 		h := d.head.Load()
 		n.next = h
@@ -65,6 +73,9 @@ func (d *dispatcher) leave(n *note) {
 		}
 	}
 }
+
+// noteEvery is of how many notes one is followed with the clock.
+const noteEvery = 16
 
 // pending reports whether notes wait.
 // hot:
@@ -107,11 +118,21 @@ func (d *dispatcher) fire() bool {
 	found := oldest != nil
 	for n := oldest; n != nil; {
 		next := n.next // before queued is cleared: from then on the note may be left again
+		if n.at != 0 {
+			d.waited.Add(record.Now() - n.at)
+		}
 		n.queued.Store(false)
 		n.target.fire()
 		n = next
 	}
 	return found
+}
+
+// latency is how long notes waited to fire.
+func (d *dispatcher) latency() record.Histogram {
+	d.firing.Lock()
+	defer d.firing.Unlock()
+	return d.waited
 }
 
 // stop fires what is left and joins the goroutine. Nobody pushes any more.

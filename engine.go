@@ -24,6 +24,9 @@ type ID [16]byte
 
 func (id ID) String() string { return hex.EncodeToString(id[:]) }
 
+// MarshalText is String, for JSON and the like.
+func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
+
 // Engine owns the devices, the memory and the peers of a process.
 //
 // Goroutines: one worker per device, one dispatcher, one for callbacks, one for words that are watched, one heart, one per listener, and two per peer. Close
@@ -53,6 +56,8 @@ type Engine struct {
 	revokeTime time.Duration // see the constant; tests change it
 	serial     atomic.Uint64 // of the descriptor that was issued last
 	bulks      atomic.Int64  // calls of SendBulk
+	newOps     atomic.Uint32 // operations, and scatters, that were made
+	tracer     *tracer       // nil: nothing is traced
 	closing    atomic.Bool
 	done       chan struct{}  // closed when nothing moves any more: ends all waits
 	wg         sync.WaitGroup // listeners, handshakes, sessions, heart
@@ -69,6 +74,7 @@ type Engine struct {
 	regions    map[uint64]*Region
 	nextRegion uint64
 	peers      map[ID]*Peer
+	lastPeer   uint32        // number of the latest
 	fenced     map[ID]uint64 // serial of the last descriptor that was issued when the peer was fenced; see staleSerial
 	dials      map[string]*dial
 	refused    refused
@@ -111,6 +117,9 @@ func (e *Engine) bringUp(ctx context.Context) (err error) {
 		return err
 	}
 	e.calls = newCallbacks(e.opts.Log)
+	if e.opts.Trace != nil {
+		e.tracer = newTracer(e)
+	}
 	e.watches = newWatches(e)
 	if err := e.openRails(ctx); err != nil {
 		return err

@@ -44,9 +44,21 @@ type OpError struct {
 	Op   string // "write", "write pages", "signal", "send", "scatter"
 	Peer *Peer
 	Err  error
+
+	log *flightLog // nil: see Err
 }
 
-func (e *OpError) Error() string { return fmt.Sprintf("%s to %s: %v", e.Op, e.Peer, e.Err) }
+func (e *OpError) Error() string {
+	return fmt.Sprintf("%s to %s: %v%s", e.Op, e.Peer, e.Err, e.log.hint())
+}
+
+// Flight returns the last events of the peer before the failure, oldest first. See FlightOf.
+func (e *OpError) Flight() []Event {
+	if e.log == nil {
+		return FlightOf(e.Err)
+	}
+	return e.log.list()
+}
 
 // Unwrap gives access to the sentinels.
 func (e *OpError) Unwrap() error { return e.Err }

@@ -35,7 +35,11 @@ func (s *session) linkEvent(rp *rail.Peer, i int, up bool, why string) {
 		return
 	}
 	s.mu.Unlock()
+	t, r := s.e.opts.Trace, rp.Rail(i)
 	s.e.calls.add(func() {
+		if t != nil && t.Link != nil {
+			t.Link(LinkEvent{Peer: s.peer, Link: i, Rail: r, Up: up, Why: why})
+		}
 		if up {
 			s.e.opts.Log.Info("link is back", "peer", s.peer.String(), "link", i)
 		} else {

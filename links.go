@@ -84,7 +84,7 @@ func (s *session) tryPath(ctx context.Context, c *control, way plan, tried []str
 func (s *session) giveUp(rp *rail.Peer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.why == nil && s.links.CompareAndSwap(rp, &rail.Peer{Tag: s}) {
+	if s.why == nil && s.links.CompareAndSwap(rp, &rail.Peer{Tag: s, Number: s.peer.number}) {
 		s.e.worker.group.Call(func(g *rail.Group) { g.Disconnect(rp) })
 	}
 }

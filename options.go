@@ -75,6 +75,13 @@ type Options struct {
 	// GOMAXPROCS is higher by 1.
 	CPUs []int
 
+	// FlightEvents is how many ends of operations the flight recorder keeps, a power of two (others are rounded up); see Engine.Flight. Default
+	// 1024; at most 2^20.
+	FlightEvents int
+
+	// Trace are functions that are told what happens. Default: none, which costs nothing.
+	Trace *Trace
+
 	// Log receives one line for each connection, path and failure. Default: nothing is logged.
 	Log *slog.Logger
 }
@@ -117,6 +124,12 @@ func (o Options) withDefaults() (Options, error) {
 	lent := imm.Range{Base: o.ImmBase, Bits: o.ImmBits, BlockBits: -1}
 	if err := lent.Check(); err != nil {
 		errs = append(errs, fmt.Errorf("imm base and bits: %w: %w", ErrInvalid, err))
+	}
+	if o.FlightEvents == 0 {
+		o.FlightEvents = defaultFlightEvents
+	}
+	if o.FlightEvents < 0 || o.FlightEvents > maxFlightEvents {
+		errs = append(errs, fmt.Errorf("flight events: %w: %d is not within 0 .. %d", ErrInvalid, o.FlightEvents, maxFlightEvents))
 	}
 	if o.Poll > PollEvent {
 		errs = append(errs, fmt.Errorf("poll: %w: %s", ErrInvalid, o.Poll))

@@ -14,6 +14,7 @@ import (
 type Peer struct {
 	e      *Engine
 	id     ID
+	number uint32 // of this engine's peers, for the flight recorder
 	source imm.Source
 
 	cur atomic.Pointer[session] // the latest session, whatever its state; set under mu
@@ -32,7 +33,8 @@ func (e *Engine) peer(id ID) *Peer {
 	defer e.mu.Unlock()
 	p := e.peers[id]
 	if p == nil {
-		p = &Peer{e: e, id: id, changed: make(chan struct{})}
+		e.lastPeer++
+		p = &Peer{e: e, id: id, number: e.lastPeer, changed: make(chan struct{})}
 		e.forget()
 		e.peers[id] = p
 	}
@@ -186,6 +188,9 @@ func (e *Engine) OnPeer(f func(PeerEvent)) (stop func()) {
 func (e *Engine) emit(ev PeerEvent) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if t := e.opts.Trace; t != nil && t.Peer != nil {
+		e.calls.add(func() { t.Peer(ev) })
+	}
 	for _, f := range e.observers {
 		e.calls.add(func() { f(ev) })
 	}

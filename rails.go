@@ -9,6 +9,7 @@ import (
 
 	"github.com/hawser-project/hawser/internal/cpu"
 	"github.com/hawser-project/hawser/internal/rail"
+	"github.com/hawser-project/hawser/internal/record"
 	"github.com/hawser-project/hawser/internal/wire"
 	"github.com/hawser-project/hawser/mem"
 	"github.com/hawser-project/hawser/provider"
@@ -24,7 +25,7 @@ func (e *Engine) openRails(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w := &worker{e: e, parker: parker, mode: e.opts.Poll, done: make(chan struct{})}
+	w := &worker{e: e, parker: parker, mode: e.opts.Poll, done: make(chan struct{}), recorder: record.New(e.opts.FlightEvents)}
 	var domains []provider.Domain
 	fail := func(err error) error {
 		for _, d := range domains {

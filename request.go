@@ -6,6 +6,7 @@ import (
 
 	"github.com/hawser-project/hawser/internal/invariants"
 	"github.com/hawser-project/hawser/internal/rail"
+	"github.com/hawser-project/hawser/internal/record"
 )
 
 // OptImm is an immediate or none. The zero value is none; Imm makes one, and 0 is a valid immediate.
@@ -85,6 +86,8 @@ type op struct {
 	area     *area   // of the destination, held while in flight
 	transfer *Transfer
 	queue    *Queue
+	uses     uint32   // of this op, since it was made; see stampEvery
+	traced   *TraceOp // nil when nothing is traced
 }
 
 // takeOp reserves an operation, ErrLimit when too many are in flight.
@@ -95,7 +98,7 @@ func (e *Engine) takeOp(name string) (*op, error) {
 	}
 	o, ok := e.ops.Pop()
 	if !ok {
-		o = &op{e: e}
+		o = &op{e: e, uses: e.newOps.Add(1) - 1}
 	}
 	o.name = name
 	return o, nil
@@ -129,7 +132,7 @@ func (e *Engine) dropOp(o *op) {
 		o.SrcIdx, o.DstIdx = nil, nil
 	}
 	o.Op.Reset()
-	o.sess, o.region, o.area, o.transfer, o.queue = nil, nil, nil, nil, nil
+	o.sess, o.region, o.area, o.transfer, o.queue, o.traced = nil, nil, nil, nil, nil, nil
 	e.ops.Push(o) // when the pool is full the collector takes it
 	e.inflight.Add(-1)
 }
@@ -140,15 +143,31 @@ const (
 	keepPages = 4096
 )
 
+// stampEvery is of how many operations one is followed with the clock, whose reading costs as much as all the rest of a submit. New ones
+// begin at different places, so that those of a batch do not all come at once.
+const stampEvery = 64
+
 // submit hands a filled operation to the worker. On an error the operation has been given back.
 // hot:
 func (e *Engine) submit(o *op) error {
 	o.Owner = o
 	o.Peer = o.sess.links.Load()
+	if o.uses%stampEvery == 0 {
+		o.Stamp = record.Now()
+	}
+	o.uses++
+	if e.tracer != nil {
+		t := e.tracer.begin(o.traceOp())
+		o.traced = &t
+	}
 	if !e.worker.group.Submit(&o.Op) {
-		name := o.name
+		name, traced := o.name, o.traced
 		e.dropOp(o)
-		return fmt.Errorf("%s: %w: the worker is %d operations behind", name, ErrLimit, rail.SubmitDepth)
+		err := fmt.Errorf("%s: %w: the worker is %d operations behind", name, ErrLimit, rail.SubmitDepth)
+		if traced != nil {
+			e.tracer.end(*traced, err)
+		}
+		return err
 	}
 	return nil
 }
@@ -157,8 +176,13 @@ func (e *Engine) submit(o *op) error {
 // hot:
 func (o *op) Complete(*rail.Op) {
 	var err error
+	o.e.worker.ended(codeOf(o.Kind), &o.Op)
 	if o.Status != 0 {
-		err = &OpError{Op: o.name, Peer: o.sess.peer, Err: o.area.explain(statusError(o.Status, o.sess.cause()))}
+		o.e.worker.failed[o.Status%statuses]++
+		err = &OpError{Op: o.name, Peer: o.sess.peer, Err: o.area.explain(statusError(o.Status, o.sess.cause())), log: o.sess.failed()}
+	}
+	if o.traced != nil {
+		o.e.tracer.end(*o.traced, err)
 	}
 	if invariants.Enabled && o.transfer == nil && o.queue == nil {
 		invariants.Broken("%s completed twice", o.name)
@@ -366,7 +390,7 @@ func (o *op) fillSend(p *Peer, data []byte) error {
 	if err != nil {
 		return err
 	}
-	o.Kind, o.sess = rail.Send, sess
+	o.Kind, o.sess, o.Len = rail.Send, sess, uint64(len(data))
 	o.Data = append(o.Data[:0], data...)
 	return nil
 }

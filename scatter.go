@@ -8,6 +8,7 @@ import (
 
 	"github.com/hawser-project/hawser/internal/invariants"
 	"github.com/hawser-project/hawser/internal/rail"
+	"github.com/hawser-project/hawser/internal/record"
 	"github.com/hawser-project/hawser/internal/ring"
 )
 
@@ -52,6 +53,8 @@ type TargetError struct {
 	Index int
 	Peer  *Peer
 	Err   error
+
+	log *flightLog // nil: see Err
 }
 
 // namedTargets is how many targets the text of a ScatterError names; Failed has all.
@@ -86,6 +89,14 @@ func (e *TargetError) Error() string {
 // Unwrap gives access to the sentinels.
 func (e *TargetError) Unwrap() error { return e.Err }
 
+// Flight is as OpError.Flight.
+func (e *TargetError) Flight() []Event {
+	if e.log == nil {
+		return FlightOf(e.Err)
+	}
+	return e.log.list()
+}
+
 // imm is the immediate that the target sends.
 // hot:
 func (t *Target) imm(common OptImm) OptImm {
@@ -108,6 +119,8 @@ type scatter struct {
 	transfer *Transfer
 	queue    *Queue
 	cookie   uint64
+	uses     uint32   // as op.uses
+	traced   *TraceOp // nil when nothing is traced
 }
 
 // leg is the operation of one target.
@@ -133,7 +146,7 @@ func (e *Engine) takeScatter(n int, of *Template) (*scatter, error) {
 	}
 	s, ok := pool.Pop()
 	if !ok {
-		s = &scatter{e: e, of: of}
+		s = &scatter{e: e, of: of, uses: e.newOps.Add(1) - 1}
 	}
 	if cap(s.legs) < n {
 		s.legs = make([]leg, n)
@@ -153,7 +166,7 @@ func (s *scatter) drop() {
 	}
 	e, n := s.e, len(s.legs)
 	pool := s.rewind()
-	s.region, s.left, s.failed, s.transfer, s.queue = nil, 0, nil, nil, nil
+	s.region, s.left, s.failed, s.transfer, s.queue, s.traced = nil, 0, nil, nil, nil, nil
 	pool.Push(s) // when the pool is full the collector takes it
 	e.inflight.Add(-max(int64(n), 1))
 }
@@ -283,7 +296,7 @@ func (s *scatter) submit() error {
 			err = l.area.enter()
 		}
 		if err != nil {
-			s.fail(i, err)
+			s.fail(i, err, nil)
 			continue
 		}
 		l.Peer = l.sess.links.Load()
@@ -296,6 +309,10 @@ func (s *scatter) submit() error {
 		s.left++
 	}
 	e := s.e
+	if e.tracer != nil {
+		t := e.tracer.begin(TraceOp{Op: "scatter", Parts: len(s.legs), Cookie: s.cookie})
+		s.traced = &t
+	}
 	if first == nil {
 		e.inflight.Add(1) // Close waits for us
 		s.finish()
@@ -303,22 +320,31 @@ func (s *scatter) submit() error {
 		e.inflight.Add(-1)
 		return nil
 	}
+	if s.uses%stampEvery == 0 {
+		first.Stamp = record.Now()
+	}
+	s.uses++
 	if !e.worker.group.Submit(first) {
 		for o := first; o != nil; o = o.Chain {
 			o.Owner.(*leg).area.leave()
 		}
+		traced := s.traced
 		s.drop()
-		return fmt.Errorf("scatter: %w: the worker is %d operations behind", ErrLimit, rail.SubmitDepth)
+		err := fmt.Errorf("scatter: %w: the worker is %d operations behind", ErrLimit, rail.SubmitDepth)
+		if traced != nil {
+			e.tracer.end(*traced, err)
+		}
+		return err
 	}
 	return nil
 }
 
-// fail notes that a target has failed.
-func (s *scatter) fail(i int, err error) {
+// fail notes that a target has failed. log may be nil.
+func (s *scatter) fail(i int, err error, log *flightLog) {
 	if s.of != nil {
 		err = staleTemplate(s.legs[i].sess, err)
 	}
-	s.failed = append(s.failed, TargetError{Index: i, Peer: s.legs[i].sess.peer, Err: err})
+	s.failed = append(s.failed, TargetError{Index: i, Peer: s.legs[i].sess.peer, Err: err, log: log})
 }
 
 // Complete is called by the worker when nothing of the target reads local memory any more.
@@ -326,13 +352,17 @@ func (s *scatter) fail(i int, err error) {
 func (l *leg) Complete(*rail.Op) {
 	s := l.parent
 	if l.Status != 0 {
-		s.fail(int(l.Cookie), l.area.explain(statusError(l.Status, l.sess.cause())))
+		s.e.worker.failed[l.Status%statuses]++
+		s.e.worker.targets++
+		s.e.worker.ended(codeTarget, &l.Op)
+		s.fail(int(l.Cookie), l.area.explain(statusError(l.Status, l.sess.cause())), l.sess.failed())
 	}
 	l.area.leave()
 	if invariants.Enabled && (l.Owner == nil || s.left <= 0) {
 		invariants.Broken("a target of a scatter completed twice")
 	}
 	if s.left--; s.left == 0 {
+		s.e.worker.recorder.Ended(uint8(codeScatter), 0, noLink, 0, 0, uint64(len(s.legs)))
 		s.finish()
 	}
 }
@@ -343,6 +373,9 @@ func (s *scatter) finish() {
 	var err error
 	if len(s.failed) > 0 {
 		err = s.verdict()
+	}
+	if s.traced != nil {
+		s.e.tracer.end(*s.traced, err)
 	}
 	t, q, cookie := s.transfer, s.queue, s.cookie
 	s.drop()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hawser-project/hawser/internal/rail"
+	"github.com/hawser-project/hawser/internal/record"
 	"github.com/hawser-project/hawser/internal/wire"
 )
 
@@ -46,6 +47,8 @@ type session struct {
 	prev      atomic.Pointer[session]   // the session before, while it is not over; cleared by follow
 	silent    atomic.Int32              // heart ticks since the peer was heard
 	bulk      bulk
+	log       atomic.Pointer[flightLog] // what happened before the session failed
+	logged    chan struct{}             // closed when log is there
 	lent      lent
 	over      atomic.Bool // proved, and everything about the session has been told
 
@@ -82,14 +85,14 @@ var (
 func (e *Engine) newSession(p *Peer, conn net.Conn, dialer bool) *session {
 	s := &session{
 		e: e, peer: p, conn: conn, dialer: dialer, out: make(chan []byte, outDepth), questions: make(chan []byte),
-		wake: make(chan struct{}), asked: map[uint64]func([]byte) error{}, posted: make(chan struct{}, 1),
+		wake: make(chan struct{}), asked: map[uint64]func([]byte) error{}, posted: make(chan struct{}, 1), logged: make(chan struct{}),
 	}
 	s.target = s
 	s.bulk.init()
 	s.lent.asked = make(chan struct{}, wire.MaxRevokes)
 	s.questioning.rate, s.questioning.burst = questionRate, questionBurst
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.links.Store(&rail.Peer{Tag: s, Allowed: e.allowed()})
+	s.links.Store(&rail.Peer{Tag: s, Number: s.peer.number, Allowed: e.allowed()})
 	return s
 }
 
@@ -107,7 +110,7 @@ func (s *session) begin(path, reason string, links int) (*rail.Peer, error) {
 	s.path, s.reason, s.want, s.told, s.fault = path, reason, links, 0, ""
 	s.inService.Store(0)
 	s.linked.Store(false)
-	rp := &rail.Peer{Tag: s, Allowed: s.e.allowed()}
+	rp := &rail.Peer{Tag: s, Number: s.peer.number, Allowed: s.e.allowed()}
 	old := s.links.Swap(rp)
 	s.e.worker.group.Call(func(g *rail.Group) { g.Disconnect(old) })
 	return rp, nil
@@ -147,7 +150,7 @@ func (s *session) fail(kind, cause error) bool {
 		s.mu.Unlock()
 		return false
 	}
-	s.why = fmt.Errorf("%w: %w", kind, cause)
+	s.why = &downError{fmt.Errorf("%w: %w", kind, cause), s}
 	s.state.Store(stateDown)
 	s.mu.Unlock()
 	s.e.notes.push(&s.note)
@@ -219,7 +222,10 @@ func (s *session) setUp(name string) error {
 		return err
 	}
 	rp, lead, slots := s.links.Load(), !s.dialer, s.slots
-	s.e.worker.group.Call(func(g *rail.Group) { g.Live(rp, lead, slots) })
+	s.e.worker.group.Call(func(g *rail.Group) {
+		s.e.worker.note(record.PeerUp, s.peer, -1, -1, s.path)
+		g.Live(rp, lead, slots)
+	})
 	if s.e.ctx.Err() != nil {
 		s.fail(ErrClosed, errClosing) // Close told the sessions that were there before it could see this one
 	}
@@ -248,8 +254,11 @@ func (s *session) rise() error {
 
 // startFence starts an attempt to fence the links. Needs mu, and no attempt under way.
 func (s *session) startFence() {
-	rp := s.links.Load()
-	s.fencing = s.e.worker.group.Call(func(g *rail.Group) { g.Fence(rp) })
+	rp, why := s.links.Load(), s.why.Error()
+	s.fencing = s.e.worker.group.Call(func(g *rail.Group) {
+		s.writeDown(why)
+		g.Fence(rp)
+	})
 }
 
 // fenced is called by the worker with the outcome of an attempt.

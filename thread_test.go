@@ -8,10 +8,10 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/hawser-project/hawser/internal/cpu"
 	"github.com/hawser-project/hawser/internal/rail"
+	"github.com/hawser-project/hawser/internal/record"
 	"github.com/hawser-project/hawser/provider"
 	"github.com/hawser-project/hawser/provider/sim"
 )
@@ -125,10 +125,10 @@ func TestWorkerIsKeptOnItsCPUs(t *testing.T) {
 // How long a worker that finds nothing goes on looking is what the modes are about.
 func TestWhenAWorkerIsTired(t *testing.T) {
 	for mode, want := range map[PollMode][2]bool{PollAdaptive: {false, true}, PollBusy: {false, false}, PollEvent: {true, true}} {
-		w := &worker{mode: mode}
-		var idle time.Time
+		w := &worker{mode: mode, recorder: record.New(0)}
+		var idle int64
 		first := w.tired(&idle)
-		idle = time.Now().Add(-2 * spinTime)
+		idle = record.Now() - int64(2*spinTime)
 		if later := w.tired(&idle); first != want[0] || later != want[1] {
 			t.Errorf("%s: tired %v at first, %v after %v", mode, first, later, 2*spinTime)
 		}

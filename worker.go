@@ -11,6 +11,7 @@ import (
 	"github.com/hawser-project/hawser/internal/cpu"
 	"github.com/hawser-project/hawser/internal/imm"
 	"github.com/hawser-project/hawser/internal/rail"
+	"github.com/hawser-project/hawser/internal/record"
 	"github.com/hawser-project/hawser/internal/wire"
 )
 
@@ -37,6 +38,10 @@ type worker struct {
 	thread   thread
 	sleeping atomic.Bool
 	stopped  atomic.Bool
+	recorder *record.Recorder // the goroutine's, until done
+	lastLog  *flightLog       // the latest for an error
+	targets  uint64           // of scatters that have failed
+	failed   [statuses]uint64 // operations, each target of a scatter by itself, by status
 	done     chan struct{}
 	closeErr error // of group.Close; valid after done
 }
@@ -76,12 +81,15 @@ func (w *worker) wake() {
 }
 
 func (w *worker) run() {
-	var idle time.Time // since when there has been nothing to do
-	owed := 0          // busy steps in a row with notes left
-	for !w.stopped.Load() {
+	idle := int64(0) // since when there has been nothing to do, of record.Now; 0: there is
+	owed := 0        // busy steps in a row with notes left
+	for looks := 0; !w.stopped.Load(); looks++ {
+		if looks%clockRun == 0 {
+			w.recorder.Clock = record.Now()
+		}
 		switch {
 		case w.group.Step() > 0:
-			idle = time.Time{}
+			idle = 0
 			if !w.e.notes.pending() {
 				owed = 0
 			} else if owed++; owed == patience {
@@ -92,7 +100,8 @@ func (w *worker) run() {
 			w.notify()
 		case w.tired(&idle):
 			w.sleep()
-			idle = time.Time{}
+			idle = 0
+			w.recorder.Clock = record.Now()
 		default:
 			w.yield()
 		}
@@ -115,18 +124,19 @@ func (w *worker) notify() {
 }
 
 // tired reports that it is time to sleep for a worker that has been idle, which is since then.
-func (w *worker) tired(idle *time.Time) bool {
+func (w *worker) tired(idle *int64) bool {
 	switch w.mode {
 	case PollBusy:
 		return false
 	case PollEvent:
 		return true
 	}
-	now := time.Now()
-	if idle.IsZero() {
+	now := record.Now()
+	w.recorder.Clock = now
+	if *idle == 0 {
 		*idle = now
 	}
-	return now.Sub(*idle) > spinTime
+	return now-*idle > int64(spinTime)
 }
 
 // yield lets others run between two looks: whoever waits for this processor is more useful than another look. A thread of its own
@@ -239,7 +249,12 @@ func (w *worker) Message(p *rail.Peer, m *rail.Message) {
 
 // Link tells the session about one of its links.
 func (w *worker) Link(p *rail.Peer, i int, up bool, why string) {
-	p.Tag.(*session).linkEvent(p, i, up, why)
+	s, kind := p.Tag.(*session), record.LinkLost
+	if up {
+		kind = record.LinkUp
+	}
+	w.note(kind, s.peer, p.Rail(i), i, why)
+	s.linkEvent(p, i, up, why)
 }
 
 // Tell carries a notice to the other side.
@@ -262,13 +277,24 @@ func (w *worker) GiveUp(p *rail.Peer, why string, broke bool) {
 }
 
 // Fenced tells the session that its fence has ended.
-func (w *worker) Fenced(p *rail.Peer, proved bool) { p.Tag.(*session).fenced(proved) }
+func (w *worker) Fenced(p *rail.Peer, proved bool) {
+	s, kind := p.Tag.(*session), record.Unfenced
+	if proved {
+		kind = record.PeerFenced
+	}
+	w.note(kind, s.peer, -1, -1, "")
+	s.fenced(proved)
+}
 
 // Dead is told about a rail that has failed as a whole; its links have been reported one by one.
 func (w *worker) Dead(i int, err error) {
 	e := w.e
 	e.deadRails[i].Store(true)
+	w.recorder.Note(record.RailDead, 0, i, noLink, err.Error())
 	e.calls.add(func() {
+		if t := e.opts.Trace; t != nil && t.Rail != nil {
+			t.Rail(RailEvent{Rail: i, Provider: e.rails[i].Provider, Device: e.rails[i].Name, Err: err})
+		}
 		e.opts.Log.Error("rail is out of service", "rail", i, "provider", e.rails[i].Provider, "device", e.rails[i].Name, "err", err)
 	})
 }

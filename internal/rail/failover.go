@@ -168,7 +168,7 @@ func (g *Group) divideOrdered(l *link, gone []flight) error {
 		case f.imm:
 			if lostImms < imms && slices.Contains(rep.Refused, f.ord) {
 				lostImms++
-				g.concluded(f.op, provider.StatusAccess)
+				g.concluded(f.link, f.op, provider.StatusAccess)
 				continue
 			}
 			arrived = lostImms < imms
@@ -241,7 +241,7 @@ func (g *Group) divide(l *link, gone []flight) error {
 		case f.imm && !mixed[b]:
 			g.replaceSome(f, &counted[b])
 		default:
-			g.concluded(f.op, provider.StatusFlushed)
+			g.concluded(f.link, f.op, provider.StatusFlushed)
 		}
 	}
 	return nil
@@ -266,11 +266,17 @@ func (g *Group) replaceSome(f *flight, counted *uint32) {
 
 // arrived ends a flight that the other side has counted.
 func (g *Group) arrived(f *flight) {
-	f.link.counts.TxBytes += f.n
+	c := &f.link.counts
+	c.TxBytes += f.n
+	if f.imm {
+		c.TxImms++
+	} else if f.op.Kind == Send {
+		c.TxMessages++
+	}
 	if f.frag {
 		f.op.frags--
 	}
-	g.concluded(f.op, provider.StatusOK)
+	g.concluded(f.link, f.op, provider.StatusOK)
 }
 
 // replace places a flight again.
@@ -304,8 +310,9 @@ func (g *Group) placeAgain(f *flight) {
 }
 
 // concluded ends a flight whose WR has ended before, and its operation when that was the last one.
-func (g *Group) concluded(op *Op, st provider.Status) {
+func (g *Group) concluded(l *link, op *Op, st provider.Status) {
 	op.inflight--
+	op.via = uint8(l.index)
 	if st != provider.StatusOK {
 		op.list().remove(op)
 		op.fail(st)

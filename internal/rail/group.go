@@ -3,9 +3,11 @@ package rail
 import (
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 
+	"github.com/hawser-project/hawser/internal/record"
 	"github.com/hawser-project/hawser/internal/ring"
 	"github.com/hawser-project/hawser/internal/wire"
 	"github.com/hawser-project/hawser/mem"
@@ -61,9 +63,10 @@ type Group struct {
 	subs  *ring.Queue[*Op]
 	wake  func() // wakes the worker if it sleeps
 
-	step        uint64 // number of the Step
-	closed      bool   // nothing is placed any more
-	first, last *Peer  // peers with queued operations, in turn order
+	step        uint64           // number of the Step
+	queued      record.Histogram // see Queue
+	closed      bool             // nothing is placed any more
+	first, last *Peer            // peers with queued operations, in turn order
 	live        []*Peer
 	due         []*link // settled in this Step
 	ticked      atomic.Bool
@@ -94,6 +97,10 @@ type railState struct {
 	batch   []provider.WR // built in this Step, or refused in the last one
 	flights []flight
 	free    int32   // first free flight, -1 when none
+	total   Totals  // but for what members have counted
+	members []*link // of this rail, or were it when their peers went down
+	prune   int     // how many members there may be before join looks for those that have ended
+	samples samples
 	links   []*link // by handle index
 	recv    struct {
 		span  *mem.Span
@@ -115,6 +122,7 @@ type flight struct {
 	send        int32 // send buffer, -1 when none
 	imm, frag   bool
 	probe       bool
+	sample      uint8 // see samples
 }
 
 // Message is a received message in its buffer.
@@ -141,6 +149,7 @@ func New(domains []provider.Domain, sink Sink, wake func()) (*Group, error) {
 	}
 	for i, d := range domains {
 		r := &railState{index: i, dom: d, caps: d.Caps(), free: -1}
+		r.samples.free = math.MaxUint16
 		g.rails = append(g.rails, r)
 	}
 	for _, r := range g.rails {

@@ -65,7 +65,11 @@ func (g *Group) land(r *railState, i uint32, st provider.Status) {
 		l.sends--
 	}
 	l.counts.TxWrites++
+	if f.sample != 0 {
+		r.followed(f, st)
+	}
 	if st == provider.StatusFlushed && !l.peer.down {
+		r.total.Failed[st]++
 		l.lost = append(l.lost, *f)
 		g.free(r, i)
 		if l.outstanding == 0 {
@@ -75,6 +79,8 @@ func (g *Group) land(r *railState, i uint32, st provider.Status) {
 	}
 	if st == provider.StatusOK {
 		l.counts.TxBytes += f.n
+	} else {
+		r.total.Failed[st%statuses]++
 	}
 	l.answered(f, op, st)
 	if f.frag {
@@ -84,7 +90,7 @@ func (g *Group) land(r *railState, i uint32, st provider.Status) {
 	if invariants.Enabled && (op.inflight <= 0 || op.frags < 0 || l.outstanding < 0 || l.peer.sends < 0) {
 		invariants.Broken("negative count: op %+v, link %+v", op, l)
 	}
-	g.concluded(op, st)
+	g.concluded(l, op, st)
 	if l.state == lost && l.outstanding == 0 {
 		g.settle(l)
 	}

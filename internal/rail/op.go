@@ -46,7 +46,8 @@ type Op struct {
 	Data                 []byte // of a Send
 	Owner                Completer
 	Cookie               uint64
-	Chain                *Op // further operations, handed to the worker by the same Submit
+	Chain                *Op   // further operations, handed to the worker by the same Submit
+	Stamp                int64 // of record.Now, if the operation is to be followed with the clock; else 0
 
 	// The result, valid in Complete: the first status that was not OK.
 	Status provider.Status
@@ -62,7 +63,12 @@ type Op struct {
 	only     *link   // of ImmLast: the link that all pages go over,
 	epoch    uint32  // and which connection of it
 	strict   bool    // of ImmLast: the link failed, so the immediate waits until everything has landed
+	via      uint8   // the link over which its last WR ended
 }
+
+// Via is the link over which the last part of the operation ended, valid in Complete.
+// hot:
+func (o *Op) Via() uint8 { return o.via }
 
 // piece is a range of an operation that has to be written. It shrinks as its fragments are placed.
 type piece struct {
@@ -80,17 +86,21 @@ func (o *Op) Reset() {
 // group may have chosen.
 // hot:
 func (o *Op) Rewind() {
-	o.Status, o.Chain = provider.StatusOK, nil
+	o.Status, o.Chain, o.Stamp = provider.StatusOK, nil, 0
 	o.next, o.listed, o.cursor, o.begun, o.redo, o.frags, o.inflight = nil, false, 0, false, o.redo[:0], 0, 0
 	o.only, o.strict = nil, false
 }
 
 // opList is a list of operations, oldest first.
-type opList struct{ head, tail *Op }
+type opList struct {
+	head, tail *Op
+	n          int
+}
 
 // hot:
 func (l *opList) push(op *Op) {
 	op.listed = true
+	l.n++
 	if l.tail == nil {
 		l.head = op
 	} else {
@@ -102,6 +112,7 @@ func (l *opList) push(op *Op) {
 // pushFront puts what was begun before everything else.
 func (l *opList) pushFront(op *Op) {
 	op.listed, op.next = true, l.head
+	l.n++
 	l.head = op
 	if l.tail == nil {
 		l.tail = op
@@ -128,6 +139,7 @@ func (l *opList) remove(op *Op) {
 			l.tail = prev
 		}
 		o.next, o.listed = nil, false
+		l.n--
 		return
 	}
 }

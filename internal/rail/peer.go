@@ -7,9 +7,10 @@ import (
 	"github.com/hawser-project/hawser/provider"
 )
 
-// Peer is one session with another engine, as the worker sees it. Owned by the worker, except Tag and Allowed, which are immutable.
+// Peer is one session with another engine, as the worker sees it. Owned by the worker, except Tag, Number and Allowed, which are immutable.
 type Peer struct {
 	Tag     any    // the sink's
+	Number  uint32 // the sink's
 	Allowed []bool // rails that the other side may offer connections to; nil: all
 
 	links    []*link
@@ -41,6 +42,7 @@ type Slot struct {
 // Counts are what went over one link, or over all links of a peer. Owned by the worker.
 type Counts struct {
 	TxBytes, TxWrites              uint64 // of WRs that have ended; bytes of those without error
+	TxImms, TxMessages             uint64 // that the other side is known to have counted, and taken
 	RxImms, RxImmBytes, RxMessages uint64
 	RxRefused                      uint64 // writes with immediates that were outside of what the peer may write
 	Resent                         uint64 // WRs that went down with a connection and were placed again
@@ -51,6 +53,8 @@ type Counts struct {
 func (c *Counts) Add(d Counts) {
 	c.TxBytes += d.TxBytes
 	c.TxWrites += d.TxWrites
+	c.TxImms += d.TxImms
+	c.TxMessages += d.TxMessages
 	c.RxImms += d.RxImms
 	c.RxImmBytes += d.RxImmBytes
 	c.RxMessages += d.RxMessages
@@ -63,6 +67,7 @@ func (c *Counts) Add(d Counts) {
 type LinkInfo struct {
 	Counts
 	Rail  int // local
+	Load  int // WRs outstanding
 	Class uint8
 	Epoch uint32
 	Ready bool
@@ -88,7 +93,9 @@ type link struct {
 	index  int
 	class  uint8
 	rail   *railState
-	counts Counts // of all epochs
+	counts Counts // since it joined its rail, but for what conn has
+	before Counts // when it was of other rails
+	home   *railState
 
 	epoch       uint32
 	state       linkState
@@ -158,6 +165,8 @@ func (g *Group) offer(l *link) (provider.Addr, error) {
 	if err != nil {
 		return nil, fmt.Errorf("offer on rail %d: %w", r.index, err)
 	}
+	l.counts = l.counted()
+	r.join(l)
 	l.epoch++
 	l.handle, l.state, l.since, l.conn = h, offered, g.ticks, conn{}
 	for len(r.links) <= h.Index() {
@@ -186,7 +195,8 @@ func (p *Peer) Rail(i int) int { return p.links[i].rail.index }
 func (g *Group) Links(p *Peer) []LinkInfo {
 	out := make([]LinkInfo, len(p.links))
 	for i, l := range p.links {
-		out[i] = LinkInfo{Counts: l.counts, Rail: l.rail.index, Class: l.class, Epoch: l.epoch, Ready: l.state == ready}
+		out[i] = LinkInfo{Counts: l.counted(), Rail: l.rail.index, Load: l.outstanding, Class: l.class, Epoch: l.epoch, Ready: l.state == ready}
+		out[i].Add(l.before)
 	}
 	return out
 }
@@ -201,7 +211,7 @@ func (g *Group) FailPeer(p *Peer) {
 	g.forget(p)
 	for _, l := range p.links {
 		for _, f := range l.lost { // their fate stays unknown
-			g.concluded(f.op, provider.StatusFlushed)
+			g.concluded(l, f.op, provider.StatusFlushed)
 		}
 		l.lost = nil
 	}

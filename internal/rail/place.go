@@ -185,6 +185,9 @@ func (g *Group) placePiece(p *Peer, op *Op) bool {
 	token, f := r.takeOff() // filled in place, like the request: to build it first and then copy it takes longer than all the rest
 	f.op, f.link, f.src, f.dst, f.n, f.seq = op, l, pc.src, pc.dst, n, l.posted
 	f.imm, f.frag, f.probe, f.send = imm, pc.frag || pc.imm && !whole, false, send
+	if op.Stamp != 0 {
+		f.sample = r.follow(op)
+	}
 	if f.frag {
 		op.frags++
 	}
@@ -303,7 +306,17 @@ func (g *Group) post(r *railState) int {
 	if len(r.batch) == 0 {
 		return 0
 	}
-	n, err := r.dom.Post(r.batch)
+	var n int
+	var err error
+	if r.samples.held == 0 {
+		n, err = r.dom.Post(r.batch)
+	} else {
+		n, err = g.postTimed(r)
+	}
+	r.total.Posts++
+	if n < len(r.batch) {
+		r.total.Short++
+	}
 	r.batch = r.batch[:copy(r.batch, r.batch[n:])]
 	if err != nil {
 		g.railDead(r, err)
