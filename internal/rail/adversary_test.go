@@ -32,6 +32,7 @@ var (
 
 const (
 	cellLen   = 3000
+	maxOps    = 64     // of a run
 	settling  = 300    // events after the last end: what comes too late comes then
 	maxEvents = 200000 // of a run; one takes some thousands
 	recovery  = 1000   // ticks after which every link is back: more than the longest pause, for each rail that it may join
@@ -47,6 +48,7 @@ type story struct {
 	kind    int // of the fault, see world.fail
 	without guard
 	ordered bool
+	crowded bool // many operations have immediates of one class
 }
 
 // adversaryWorld is some hosts, the channels between them, and what must be true of them.
@@ -97,7 +99,6 @@ type job struct {
 	bytes  []span // that it writes, in the destination
 	ends   int
 	read   bool // the receiver has taken the memory back
-	shared bool // its immediate is that of other jobs too
 	bad    bool // the receiver refuses it
 	closed bool // its remote was closed
 }
@@ -122,7 +123,11 @@ func (j *job) Complete(op *Op) {
 	for _, s := range j.bytes { // the memory is the caller's again
 		fill(w.host[j.from].out[s.from:s.to], scrap)
 	}
-	op.Reset() // and so is the operation
+	if w.rng.IntN(2) == 0 { // and so is the operation
+		op.Reset()
+	} else {
+		op.Rewind()
+	}
 	j.run, w.pool = nil, append(w.pool, op)
 }
 
@@ -133,9 +138,9 @@ func (w *adversaryWorld) start(j *job) *Op {
 	if n := len(w.pool); n > 0 {
 		op, w.pool = w.pool[n-1], w.pool[:n-1]
 	}
-	redo := op.redo
-	*op = j.Op
-	op.redo = redo
+	op.Kind, op.HasImm, op.ImmLast, op.Imm, op.Rail, op.Parts = j.Kind, j.HasImm, j.ImmLast, j.Op.Imm, j.Rail, j.Parts
+	op.Peer, op.Owner, op.Src, op.Dst, op.Len = j.Peer, j, j.Src, j.Dst, j.Len
+	op.SrcOff, op.DstOff, op.SrcStride, op.DstStride = j.SrcOff, j.DstOff, j.SrcStride, j.DstStride
 	op.SrcIdx, op.DstIdx, op.Data = slices.Clone(j.SrcIdx), slices.Clone(j.DstIdx), slices.Clone(j.Data)
 	j.run = op
 	return op
@@ -286,6 +291,7 @@ func (w *adversaryWorld) checkBytes(j *job, when string) {
 func newAdversary(s story) (*adversaryWorld, error) {
 	w := &adversaryWorld{story: s, rng: rand.New(rand.NewPCG(s.seed, 99))}
 	w.ordered = w.rng.IntN(2) == 0
+	w.crowded = w.rng.IntN(3) == 0
 	nics := make([]sim.NIC, max(s.rails[0], s.rails[1]))
 	for i := range nics {
 		nics[i] = sim.NIC{
@@ -392,6 +398,15 @@ func (w *adversaryWorld) rest() {
 	}
 }
 
+// value is the immediate of a job. Those of some worlds are in few classes.
+func (w *adversaryWorld) value(id int) uint32 {
+	v := uint32(id)
+	for w.crowded && bucket(v) > 3 {
+		v += maxOps
+	}
+	return v
+}
+
 // plan makes the jobs.
 func (w *adversaryWorld) plan() {
 	for id := range w.ops {
@@ -401,9 +416,9 @@ func (w *adversaryWorld) plan() {
 		h := w.host[from]
 		j.remote = &Remote{Peer: h.peers[to], Tag: j}
 		base := uint64(id * cellLen)
-		j.Peer, j.Owner = h.peers[to], j
+		j.Peer = h.peers[to]
 		j.Rail = w.rng.IntN(2) * w.rng.IntN(w.rails[min(from, 1)]+1)
-		j.Op.Imm = uint32(id)
+		j.Op.Imm = w.value(id)
 		switch w.rng.IntN(8) {
 		case 7: // outside of what the receiver allows
 			j.Kind, j.Len, j.HasImm, j.Parts, j.bad = Write, 100, true, 1, true
@@ -411,7 +426,7 @@ func (w *adversaryWorld) plan() {
 		case 0:
 			j.Kind, j.HasImm, j.count = Signal, true, 1
 			if w.rng.IntN(4) == 0 && id > 0 {
-				j.Op.Imm, j.shared = uint32(w.rng.IntN(id)), true
+				j.Op.Imm = w.value(w.rng.IntN(id)) // as another job
 			}
 		case 1:
 			j.Kind = Send
@@ -559,6 +574,12 @@ func (w *adversaryWorld) harm(kind int) {
 		j.closed = true
 		w.host[j.from].g.Call(func(g *Group) { g.CloseRemote(j.remote) })
 	case faultFence:
+		if w.rng.IntN(2) == 0 { // while it sees to a link that has failed
+			a.g.Call(func(g *Group) { g.lose(l, "told to") })
+			for range w.rng.IntN(30) {
+				w.one()
+			}
+		}
 		w.note("%s fences %s", a.name, b.name)
 		a.ended[k], b.ended[i] = true, true
 		a.g.Call(func(g *Group) { g.Fence(p) })
@@ -599,7 +620,7 @@ func (s story) run(loud bool) (w *adversaryWorld, wrong string) {
 		switch {
 		case s.fault == -1 && w.faults < 6 && next < len(w.jobs) && w.rng.IntN(60) == 0:
 			k := w.rng.IntN(faultFence) // the end of a session is rare
-			if w.rng.IntN(20) == 0 {
+			if w.rng.IntN(12) == 0 {
 				k = faultFence
 			}
 			if k == faultNIC && w.rng.IntN(4) > 0 {
