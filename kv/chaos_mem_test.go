@@ -65,22 +65,25 @@ type count struct {
 }
 
 type countWaiter struct {
-	n  uint64
-	ch chan struct{}
+	n uint64
+	f func()
 }
 
-// Count is called by a decoder that has just reserved the pages of an attempt.
-func (h *host) Count(imm uint32) counter {
+// Take is called by a decoder that has just reserved the pages of an attempt.
+func (h *host) Take() (counter, error) {
 	h.c.mu.Lock()
 	defer h.c.mu.Unlock()
-	n := &count{h: h, imm: imm, from: map[*hawser.Peer]uint64{}}
-	if old := h.counts[imm]; old != nil {
-		h.c.broken("%s: value %#x of attempt %d is in use", h.name, imm, h.lent)
+	if len(h.values) == 0 {
+		return nil, hawser.ErrLimit
 	}
-	h.counts[imm] = n
-	h.shadows[h.lent] = &shadow{imm: imm, landed: map[cell]bool{}}
-	return n
+	n := &count{h: h, imm: h.values[0], from: map[*hawser.Peer]uint64{}}
+	h.values = h.values[1:]
+	h.counts[n.imm] = n
+	h.shadows[h.lent] = &shadow{imm: n.imm, landed: map[cell]bool{}}
+	return n, nil
 }
+
+func (n *count) Imm() uint32 { return n.imm }
 
 func (n *count) Load() uint64 {
 	n.h.c.mu.Lock()
@@ -94,13 +97,12 @@ func (n *count) From(p *hawser.Peer) uint64 {
 	return n.from[p]
 }
 
-func (n *count) Done(at uint64) <-chan struct{} {
+func (n *count) OnReach(at uint64, f func()) (stop func()) {
 	n.h.c.mu.Lock()
 	defer n.h.c.mu.Unlock()
-	ch := make(chan struct{})
-	n.waiters = append(n.waiters, countWaiter{at, ch})
+	n.waiters = append(n.waiters, countWaiter{at, f})
 	n.wake()
-	return ch
+	return nil
 }
 
 func (n *count) wake() {
@@ -108,7 +110,7 @@ func (n *count) wake() {
 		if w.n > n.n {
 			return false
 		}
-		close(w.ch)
+		n.h.call(w.f)
 		return true
 	})
 }
@@ -117,7 +119,11 @@ func (n *count) wake() {
 func (n *count) Close() {
 	n.h.c.mu.Lock()
 	defer n.h.c.mu.Unlock()
+	if n.h.counts[n.imm] != n {
+		n.h.c.broken("%s: value %#x is given back twice", n.h.name, n.imm)
+	}
 	delete(n.h.counts, n.imm)
+	n.h.values = append(n.h.values, n.imm)
 	for seq, a := range n.h.shadows {
 		if a.imm == n.imm {
 			n.h.c.note("%s: attempt %d is quiet, %d counted", n.h.name, seq, n.n)

@@ -127,10 +127,11 @@ type host struct {
 
 	inbox    []hawser.Message
 	mail     chan struct{} // capacity 1
-	events   []hawser.PeerEvent
+	calls    []func()      // what waits for the callbacks goroutine
 	news     chan struct{} // capacity 1
 	observer func(hawser.PeerEvent)
 	gone     chan struct{} // closed when dead
+	values   []uint32      // immediates that are not lent, few, so that they are used again soon
 	counts   map[uint32]*count
 
 	ends   []hawser.Done
@@ -168,7 +169,7 @@ func (c *chaos) host(name string) *host {
 	h := &host{
 		c: c, name: name, peers: map[*host]*hawser.Peer{}, others: map[*hawser.Peer]*host{}, sessions: map[*host]*session{},
 		fencedAt: map[*host]uint64{}, mail: make(chan struct{}, 1), news: make(chan struct{}, 1), gone: make(chan struct{}),
-		counts: map[uint32]*count{}, ended: make(chan struct{}, 1), writes: map[*chaosWrite]bool{}, said: map[attemptID]bool{},
+		values: []uint32{1, 2, 3, 4}, counts: map[uint32]*count{}, ended: make(chan struct{}, 1), writes: map[*chaosWrite]bool{}, said: map[attemptID]bool{},
 		content: map[cell]uint64{}, shadows: map[uint64]*shadow{}, final: map[uint64]uint64{}, doubt: map[uint64]bool{},
 	}
 	c.hosts[name] = h
@@ -296,24 +297,34 @@ func (s *session) over() bool {
 
 // tell queues an event of the engine. Needs mu.
 func (h *host) tell(e hawser.PeerEvent) {
-	h.events = append(h.events, e)
+	h.call(func() {
+		h.c.mu.Lock()
+		f := h.observer
+		h.c.mu.Unlock()
+		if f != nil {
+			f(e)
+		}
+	})
+}
+
+// call queues a callback. Needs mu.
+func (h *host) call(f func()) {
+	h.calls = append(h.calls, f)
 	signal(h.news)
 }
 
-// callbacks is the goroutine of an engine that calls observers, in order, and sometimes late.
+// callbacks is the goroutine of an engine that runs callbacks, in order, and sometimes late.
 func (h *host) callbacks() {
 	for {
 		h.c.mu.Lock()
-		events, f, d := h.events, h.observer, h.late+h.c.delay()
-		h.events = nil
+		calls, d := h.calls, h.late+h.c.delay()
+		h.calls = nil
 		h.c.mu.Unlock()
-		for _, e := range events {
+		for _, f := range calls {
 			time.Sleep(d) // virtual
-			if f != nil {
-				f(e)
-			}
+			f()
 		}
-		if len(events) > 0 {
+		if len(calls) > 0 {
 			continue
 		}
 		select {

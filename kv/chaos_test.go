@@ -192,7 +192,6 @@ func (r *chaosRig) decoder() *chaosDecoder {
 	d := newDecoder(h, DecoderConfig{
 		Geometry: chaosGeometry, Views: views, Pool: pool, Queue: 10, Deadline: 20 * time.Second, Stall: DefaultStall, Log: h.log(),
 	})
-	d.imms.size = 4   // so that values are used again soon
 	d.partExtents = 4 // so that a Dispatch may have parts
 	d.begin()
 	s := &chaosDecoder{r, h, d, pool}

@@ -71,9 +71,8 @@ type Decoder struct {
 	attempts    map[uint64]*attempt         // from Dispatch until the pages are free
 	queue       []*Pending                  // wait for pages, oldest first
 	nextSeq     uint64                      // of the next attempt, from 1
-	imms        imms
-	writing     int // attempts whose pages may still be written
-	quarantined int // pages
+	writing     int                         // attempts whose pages may still be written
+	quarantined int                         // pages
 	unexpected  uint64
 }
 
@@ -110,7 +109,7 @@ func newDecoder(net network, cfg DecoderConfig) *Decoder {
 		net: net, cfg: cfg, log: cfg.Log, ctx: ctx, stop: stop, partExtents: maxExtents,
 		busy: make(chan struct{}, 1), idle: idle, rest: sync.OnceFunc(func() { close(idle) }),
 		links: map[string]*fetchLink{}, peers: map[*hawser.Peer]*fetchLink{}, fences: map[*hawser.Peer]*fence{},
-		attempts: map[uint64]*attempt{}, nextSeq: 1, imms: imms{size: immCount},
+		attempts: map[uint64]*attempt{}, nextSeq: 1,
 	}
 }
 

@@ -41,6 +41,5 @@
 // # Limits of this version
 //
 // One prefiller and one decoder per request, equal geometry on both sides, whole prompts. A Decoder or Prefiller takes all
-// messages of its engine, so an engine serves one of them, and nothing else may call Receive on it. The immediates 0xfff00000
-// to 0xffffffff are the Decoder's.
+// messages of its engine, so an engine serves one of them, and nothing else may call Receive on it.
 package kv

@@ -1,6 +1,7 @@
 package kv
 
 import (
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -67,7 +68,7 @@ func TestLinksOfOneEngineGrow(t *testing.T) {
 	}
 }
 
-// TestOldCountsDoNotCount: a peer has counted on the value of an attempt before the attempt began.
+// TestOldCountsDoNotCount: a peer has signalled the value of an attempt before the attempt began.
 func TestOldCountsDoNotCount(t *testing.T) {
 	const tokens = 30
 	write := make(chan struct{})
@@ -83,18 +84,29 @@ func TestOldCountsDoNotCount(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := small.Writes(tokens)
+	last, err := d.eng.Imms().Take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	last.Close()
+	n, imm := small.Writes(tokens), last.Imm()+1
 	for range n {
-		if _, err := r.eng.Signal(hawser.Signal{To: to, Imm: immBase}); err != nil {
+		if _, err := r.eng.Signal(hawser.Signal{To: to, Imm: imm}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := d.eng.Counter(immBase).Wait(limit(t), n); err != nil {
-		t.Fatal(err)
-	}
+	eventually(t, func() error {
+		if got := d.eng.Stats().StaleImms; got != n {
+			return fmt.Errorf("%d stale immediates, want %d", got, n)
+		}
+		return nil
+	})
 	x, err := d.d.Fetch(limit(t), FetchRequest{ID: "r", Tokens: tokens, From: r.eng.Addr()})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if got := x.attempt.counter.Imm(); got != imm {
+		t.Fatalf("value %#x, want %#x", got, imm)
 	}
 	select {
 	case <-x.done:

@@ -18,38 +18,47 @@ func (d *Decoder) admit() {
 		if h := d.head(p.link); h.next-h.lowWater >= maxSeqWindow {
 			return
 		}
-		imm, err := d.imms.take()
-		if err != nil {
-			return // goes on when an attempt ends
-		}
 		pages, err := d.cfg.Pool.Reserve(p.n, d.nextSeq)
 		if err != nil {
-			d.imms.put(imm)
 			return // goes on when pages come back
 		}
+		counter, err := d.net.Take()
+		if err != nil {
+			d.free(pages, d.nextSeq)
+			if errors.Is(err, hawser.ErrLimit) {
+				return // goes on when an attempt ends
+			}
+			d.drop(p, err)
+			continue
+		}
 		d.queue = d.queue[1:]
-		d.start(p, imm, pages)
+		d.start(p, counter, pages)
+	}
+}
+
+// free gives pages back.
+func (d *Decoder) free(pages []uint32, owner uint64) {
+	if err := d.cfg.Pool.Return(pages, owner); err != nil {
+		d.log.Error("pages are lost", "attempt", owner, "err", err) // somebody else returned them: they are free, or another's
 	}
 }
 
 // start dispatches a request that has its pages. Needs mu.
-func (d *Decoder) start(p *Pending, imm uint32, pages []uint32) {
+func (d *Decoder) start(p *Pending, counter counter, pages []uint32) {
 	now := time.Now()
 	a := &attempt{
-		p: p, link: p.link, seq: d.nextSeq, imm: imm, counter: d.net.Count(imm), pages: pages, extents: extentsOf(pages),
-		moved: make(chan struct{}, 1), over: make(chan struct{}), timing: make(chan Timing, 1),
-		step:  fetchStep{expected: d.cfg.Geometry.Writes(p.req.Tokens)},
+		p: p, link: p.link, seq: d.nextSeq, counter: counter, pages: pages, extents: extentsOf(pages),
+		timing: make(chan Timing, 1), step: fetchStep{expected: d.cfg.Geometry.Writes(p.req.Tokens)},
 		since: now, life: now, repeat: now.Add(repeatFirst), pause: 2 * repeatFirst,
 	}
 	d.nextSeq++
-	a.before = a.counter.From(a.link.peer)
 	p.attempt = a
 	p.result.Stats.Arrived, p.result.Stats.Dispatched = p.arrived, now
 	d.attempts[a.seq] = a
 	a.link.live[a.seq] = a
 	a.link.seqs = append(a.link.seqs, a.seq)
 	d.writing++
-	d.wg.Go(func() { d.watch(a) })
+	d.await(a)
 	d.dispatch(a)
 }
 
@@ -72,46 +81,36 @@ func (d *Decoder) dispatch(a *attempt) {
 	for part := range parts {
 		first := part * d.partExtents
 		d.send(a.link, &dispatch{
-			seq: a.seq, id: a.p.req.ID, imm: a.imm, tokens: a.p.req.Tokens, expected: a.step.expected,
+			seq: a.seq, id: a.p.req.ID, imm: a.counter.Imm(), tokens: a.p.req.Tokens, expected: a.step.expected,
 			parts: parts, part: part, extents: a.extents[first:min(first+d.partExtents, len(a.extents))],
 		})
 	}
 }
 
-// watch waits for the count of one attempt, until nothing of it can land any more.
-func (d *Decoder) watch(a *attempt) {
-	for {
-		d.mu.Lock()
-		reached := d.reached(a)
-		d.mu.Unlock()
-		select {
-		case <-reached:
-			d.mu.Lock()
-			d.step(a, fetchEvent{kind: evCount, from: a.landed()})
-			d.mu.Unlock()
-		case <-a.moved:
-		case <-a.over:
-			return
-		case <-d.ctx.Done():
-			return
-		}
-	}
-}
-
-// reached is closed when the count that the attempt awaits is there; nil when it awaits none. Needs mu.
-func (d *Decoder) reached(a *attempt) <-chan struct{} {
+// await looks at the attempt again when the count that it awaits is there. Needs mu.
+func (d *Decoder) await(a *attempt) {
 	want := a.step.awaited()
 	if want == 0 {
-		return nil
+		return
 	}
 	// Others may have counted on the same value; only this peer's count matters. The whole is read first: if a write is counted
-	// in between, the wait is too short, and watch comes back, and never too long.
+	// in between, the look comes too early, and there is another one, and never too late.
 	whole := a.counter.Load()
-	return a.counter.Done(want + whole - min(whole, a.landed()))
+	a.counter.OnReach(want+whole-min(whole, a.landed()), func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.ctx.Err() != nil || a.step.awaited() == 0 {
+			return // in the meantime
+		}
+		d.step(a, fetchEvent{kind: evCount, from: a.landed()})
+		if a.step.awaited() == want {
+			d.await(a)
+		}
+	})
 }
 
 // landed is how many writes of the attempt are here.
-func (a *attempt) landed() uint64 { return a.counter.From(a.link.peer) - a.before }
+func (a *attempt) landed() uint64 { return a.counter.From(a.link.peer) }
 
 // step feeds one event to an attempt and carries the effects out. Needs mu.
 func (d *Decoder) step(a *attempt, e fetchEvent) {
@@ -127,7 +126,7 @@ func (d *Decoder) step(a *attempt, e fetchEvent) {
 		d.log.Debug("attempt", "request", a.p.req.ID, "attempt", a.seq, "from", before.state, "event", e.kind, "to", next.state)
 	}
 	if next.awaited() != before.awaited() {
-		signal(a.moved)
+		d.await(a)
 	}
 	p := a.p
 	if fx&fxReady != 0 {
@@ -160,9 +159,7 @@ func (d *Decoder) step(a *attempt, e fetchEvent) {
 	}
 	if fx&fxFree != 0 {
 		delete(d.attempts, a.seq)
-		if err := d.cfg.Pool.Return(a.pages, a.seq); err != nil {
-			d.log.Error("pages are lost", "attempt", a.seq, "err", err) // somebody else returned them: they are free, or another's
-		}
+		d.free(a.pages, a.seq)
 	}
 	if fx&fxQuiet != 0 {
 		close(p.quiet) // after the pages are free: whoever waits for it may reserve them
@@ -174,9 +171,7 @@ func (d *Decoder) step(a *attempt, e fetchEvent) {
 
 // quiet ends what the attempt holds beside its pages: nothing can land any more. Needs mu.
 func (d *Decoder) quiet(a *attempt) {
-	close(a.over)
 	a.counter.Close()
-	d.imms.put(a.imm)
 	delete(a.link.live, a.seq)
 	a.p.stopWatch()
 	if a.withdrawn {

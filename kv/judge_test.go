@@ -350,13 +350,13 @@ func TestStrangersCountForNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		expected := small.Writes(50)
+		expected, imm := small.Writes(50), x.attempt.counter.Imm()
 		for range expected {
-			if _, err := stranger.Signal(hawser.Signal{To: peer, Imm: immBase}); err != nil {
+			if _, err := stranger.Signal(hawser.Signal{To: peer, Imm: imm}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := d.eng.Counter(immBase).Wait(limit(t), expected); err != nil {
+		if err := d.eng.Counter(imm).Wait(limit(t), expected); err != nil {
 			t.Fatal(err)
 		}
 		select {

@@ -17,7 +17,7 @@ type network interface {
 	OnPeer(f func(hawser.PeerEvent)) (stop func())
 	Up(p *hawser.Peer) bool
 	Fence(ctx context.Context, p *hawser.Peer) error
-	Count(imm uint32) counter
+	Take() (counter, error) // Imms.Take
 	Writes(depth int) writes
 
 	// Describe issues a descriptor of a whole region.
@@ -29,9 +29,10 @@ type network interface {
 
 // counter is a hawser.Counter.
 type counter interface {
+	Imm() uint32
 	Load() uint64
 	From(p *hawser.Peer) uint64
-	Done(n uint64) <-chan struct{}
+	OnReach(n uint64, f func()) (stop func())
 	Close()
 }
 
@@ -44,9 +45,9 @@ type writes interface {
 // onEngine is the network of an engine.
 type onEngine struct{ *hawser.Engine }
 
-func (e onEngine) Up(p *hawser.Peer) bool   { return p.Up() }
-func (e onEngine) Count(imm uint32) counter { return e.Counter(imm) }
-func (e onEngine) Writes(depth int) writes  { return e.NewQueue(depth) }
+func (e onEngine) Up(p *hawser.Peer) bool  { return p.Up() }
+func (e onEngine) Take() (counter, error)  { return e.Imms().Take() }
+func (e onEngine) Writes(depth int) writes { return e.NewQueue(depth) }
 
 func (e onEngine) Describe(r *hawser.Region) ([]byte, error) {
 	return r.Descriptor(r.All(), hawser.RightWrite).MarshalBinary()

@@ -32,14 +32,10 @@ type attempt struct {
 	p       *Pending
 	link    *fetchLink
 	seq     uint64
-	imm     uint32
-	counter counter
-	before  uint64   // what the peer had counted on the value before the attempt
+	counter counter  // of a value that nobody else uses; closed when nothing can land any more
 	pages   []uint32 // physical page of each logical one
 	extents []extent
-	moved   chan struct{} // capacity 1: the awaited count has changed
-	over    chan struct{} // closed when no count is awaited any more
-	timing  chan Timing   // capacity 1
+	timing  chan Timing // capacity 1
 
 	// guarded by Decoder.mu
 	step      fetchStep

@@ -97,22 +97,15 @@ func TestPoolScattersPages(t *testing.T) {
 	}
 }
 
-func TestImmediateRestsAsLongAsPossible(t *testing.T) {
-	f := imms{size: immCount}
-	for i := range uint32(immCount) {
-		v, err := f.take()
-		if err != nil || v != immBase+i {
-			t.Fatalf("value %d: got %#x, %v", i, v, err)
-		}
+// TestTakenImmediatesFailTheRequest: somebody uses the values that the engine is to lend. No request can begin, and none waits.
+func TestTakenImmediatesFailTheRequest(t *testing.T) {
+	p := newPrefillSide(t, "shm", small, 40, nil)
+	d := newDecodeSide(t, "shm", small, 40)
+	d.eng.Counter(0xfff00005)
+	if err := d.try(limit(t), p.eng.Addr(), "r", 30); !errors.Is(err, hawser.ErrBusy) {
+		t.Errorf("got %v, want ErrBusy", err)
 	}
-	if _, err := f.take(); !errors.Is(err, hawser.ErrLimit) {
-		t.Fatalf("got %v, want ErrLimit", err)
-	}
-	f.put(immBase + 9)
-	f.put(immBase + 3)
-	for _, want := range []uint32{immBase + 9, immBase + 3} {
-		if v, err := f.take(); err != nil || v != want {
-			t.Errorf("got %#x, %v; want %#x", v, err, want)
-		}
+	if n := d.mem.pool.Free(); n != 40 {
+		t.Errorf("%d pages free, want 40", n)
 	}
 }
