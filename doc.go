@@ -22,7 +22,39 @@
 // error has stopped reading local memory, and errors.Is(err, ErrUnfenced) says that late bytes may still land at the
 // peer. A write cannot be cancelled: a context that ends only stops the waiting.
 //
+// # Operations
+//
+//   - [Engine.Write] copies a span, [Engine.WritePages] pages of one length, [Engine.Scatter] parts of one source to many
+//     peers, [Engine.Signal] nothing but an immediate. How many immediates a request sends, ImmCount, depends on the
+//     request alone.
+//   - [Engine.Send] and [Engine.Receive] are messages of up to 64 KiB, [Engine.SendBulk] of up to 64 MiB.
+//   - [Engine.Prepare] checks a request once, for a [Template] that is submitted often. A [Queue] submits without
+//     allocating and collects the ends in batches.
+//   - [Engine.Watch] calls a function when a word in memory changes.
+//
+// # Counting
+//
+// [Counter.Wait] waits for a number of arrivals, [Counter.Expect] for numbers from each of several peers, and then names who is
+// missing; [WaitAll] and [WaitAny] wait for sets, [Counter.OnReach] calls a function, [Counter.Mirror] keeps the count in memory.
+// [Engine.Barrier] is a round of signals in a [Group]. [Imms] lends values that count for one use only.
+//
+// # Peers
+//
+// A [Peer] is one identity: a restarted process is another one. A connection that is lost comes back by itself, in a new
+// session, in which descriptors are imported anew; a network that fails under a session is replaced, and operations go on.
+// [Engine.OnPeer] tells what happens. Before memory that a lost peer may still write to is used for something else, it is
+// fenced: [Engine.Fence] for everything, [Region.Revoke] for one region.
+//
+// # Errors
+//
+// Errors wrap one of the sentinels ([ErrPeerDown], [ErrStale], [ErrUnfenced], ...) for errors.Is. Arguments that are wrong are an
+// ErrInvalid of the call itself, and then nothing was written. An operation that fails later ends with an [OpError] that names
+// the peer, a scatter with a [ScatterError], a wait for peers with a [MissingError].
+//
 // # Concurrency
 //
-// Everything in this package is safe for concurrent use unless its comment says otherwise.
+// Everything in this package is safe for concurrent use unless its comment says otherwise. Functions that are given to OnPeer,
+// OnReach and OnStale run one at a time on a goroutine of the engine and may call it, except Close, which waits for them.
+//
+// The design, with the reasons, is docs/design.md of the repository.
 package hawser

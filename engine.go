@@ -29,8 +29,8 @@ func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
 
 // Engine owns the devices, the memory and the peers of a process.
 //
-// Goroutines: one worker per device, one dispatcher, one for callbacks, one for words that are watched, one heart, one per listener, and two per peer. Close
-// joins them all.
+// Goroutines: one worker, which owns all rails, one dispatcher, one for callbacks, one while words are watched, one heart, one per
+// listener, and two per peer. Close joins them all.
 type Engine struct {
 	opts   Options
 	id     ID

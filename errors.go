@@ -41,7 +41,7 @@ type MemlockError = mem.MemlockError
 
 // OpError says which operation failed, and at which peer.
 type OpError struct {
-	Op   string // "write", "write pages", "signal", "send", "scatter"
+	Op   string // "write", "write pages", "signal", "send", "send bulk"
 	Peer *Peer
 	Err  error
 

@@ -2,221 +2,75 @@ package hawser_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log"
+	"os"
+	"strings"
+	"testing"
 
 	"github.com/hawser-project/hawser"
 )
 
-// Two engines, here in one process: one owns memory and hands out a descriptor, the other writes to it.
+// must and check keep examples short; a program handles its errors.
+func must[T any](v T, err error) T {
+	check(err)
+	return v
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// Two engines, here in one process: one owns memory and hands out a descriptor, the other one writes to it. The README shows this.
 func Example() {
 	ctx := context.Background()
-	receiver, err := hawser.Open(ctx, hawser.Options{Name: "receiver"})
-	if err != nil {
-		log.Fatal(err)
-	}
+
+	// The receiver owns memory and hands out a capability to write into it.
+	receiver := must(hawser.Open(ctx, hawser.Options{Name: "receiver"}))
 	defer receiver.Close(ctx)
-	sender, err := hawser.Open(ctx, hawser.Options{Name: "sender"})
-	if err != nil {
-		log.Fatal(err)
-	}
+	memory := must(receiver.Alloc(1<<20, hawser.MemOptions{}))
+	text := must(memory.Descriptor(memory.All(), hawser.RightWrite).MarshalText()) // send it by any means
+
+	// The sender, mostly another process.
+	sender := must(hawser.Open(ctx, hawser.Options{Name: "sender"}))
 	defer sender.Close(ctx)
+	var descriptor hawser.Descriptor
+	check(descriptor.UnmarshalText(text))
+	remote := must(sender.Import(ctx, descriptor)) // connects: shared memory on one host, else TCP
+	source := must(sender.Alloc(4096, hawser.MemOptions{}))
+	copy(source.Bytes(), "hello")
+	transfer := must(sender.Write(hawser.Write{
+		Src: source.Slice(0, 5),
+		Dst: remote.Slice(4096, 5),
+		Imm: hawser.Imm(7), // counted at the receiver when the bytes are there
+	}))
+	check(transfer.Wait(ctx)) // the source may be used again
 
-	dst, err := receiver.Alloc(1<<20, hawser.MemOptions{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	descriptor, err := dst.Descriptor(dst.All(), hawser.RightWrite).MarshalText() // give it to the sender, by any means
-	if err != nil {
-		log.Fatal(err)
-	}
-
-	var d hawser.Descriptor
-	if err := d.UnmarshalText(descriptor); err != nil {
-		log.Fatal(err)
-	}
-	remote, err := sender.Import(ctx, d) // connects
-	if err != nil {
-		log.Fatal(err)
-	}
-	src, err := sender.Alloc(1<<20, hawser.MemOptions{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	copy(src.Bytes(), "hello, memory of another process")
-	if _, err := sender.Write(hawser.Write{Src: src.Slice(0, 32), Dst: remote.Slice(4096, 32), Imm: hawser.Imm(7)}); err != nil {
-		log.Fatal(err)
-	}
-
-	if err := receiver.Counter(7).Wait(ctx, 1); err != nil { // the bytes are there
-		log.Fatal(err)
-	}
-	fmt.Printf("%s\n", dst.Bytes()[4096:][:32])
-	// Output: hello, memory of another process
+	// The receiver: no message, no order, a count.
+	check(receiver.Counter(7).Wait(ctx, 1))
+	fmt.Printf("%s\n", memory.Bytes()[4096:4101])
+	// Output: hello
 }
 
-// Pages of a paged cache: one operation, one immediate per page, and a queue that allocates nothing.
-func ExampleQueue() {
-	ctx := context.Background()
-	a, err := hawser.Open(ctx, hawser.Options{})
+// What the README shows is the example above, which is compiled and run.
+func TestReadmeShowsTheExample(t *testing.T) {
+	source, err := os.ReadFile("example_test.go")
 	if err != nil {
-		log.Fatal(err)
+		t.Fatal(err)
 	}
-	defer a.Close(ctx)
-	b, err := hawser.Open(ctx, hawser.Options{})
+	_, body, _ := strings.Cut(string(source), "func Example() {\n")
+	body, _, found := strings.Cut(body, "\t// Output:")
+	if !found {
+		t.Fatal("the example is not there")
+	}
+	want := "```go\n" + strings.ReplaceAll("\n"+body, "\n\t", "\n")[1:] + "```\n"
+	readme, err := os.ReadFile("README.md")
 	if err != nil {
-		log.Fatal(err)
+		t.Fatal(err)
 	}
-	defer b.Close(ctx)
-	const page = 32 << 10
-	src, err := a.Alloc(16*page, hawser.MemOptions{})
-	if err != nil {
-		log.Fatal(err)
+	if !strings.Contains(string(readme), want) {
+		t.Errorf("README.md does not have this block:\n%s", want)
 	}
-	dst, err := b.Alloc(16*page, hawser.MemOptions{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	remote, err := a.Import(ctx, dst.Descriptor(dst.All(), hawser.RightWrite))
-	if err != nil {
-		log.Fatal(err)
-	}
-	q, done := a.NewQueue(8), make([]hawser.Done, 8)
-	err = q.WritePages(hawser.WritePages{
-		PageLen: page, Imm: hawser.Imm(1),
-		Src: hawser.Pages{Region: src, Indices: []uint32{3, 5, 8}, Stride: page},
-		Dst: hawser.RemotePages{Remote: remote, Indices: []uint32{0, 9, 4}, Stride: page},
-	}, 42)
-	if err != nil {
-		log.Fatal(err)
-	}
-	n, err := q.Wait(ctx, done)
-	if err != nil {
-		log.Fatal(err)
-	}
-	if err := b.Counter(1).Wait(ctx, 3); err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(n, "operation", done[0].Cookie, done[0].Err, "and", b.Counter(1).Load(), "pages")
-	// Output: 1 operation 42 <nil> and 3 pages
-}
-
-// One source, many peers: each gets its own part, and one immediate. The template makes the next round cheap.
-func ExampleTemplate() {
-	ctx := context.Background()
-	sender, err := hawser.Open(ctx, hawser.Options{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer sender.Close(ctx)
-	src, err := sender.Alloc(4096, hawser.MemOptions{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	var receivers []*hawser.Engine
-	var regions []*hawser.Region
-	round := hawser.Scatter{Src: src.All(), Imm: hawser.Imm(1)}
-	for i := range uint64(3) {
-		e, err := hawser.Open(ctx, hawser.Options{})
-		if err != nil {
-			log.Fatal(err)
-		}
-		defer e.Close(ctx)
-		dst, err := e.Alloc(4096, hawser.MemOptions{})
-		if err != nil {
-			log.Fatal(err)
-		}
-		remote, err := sender.Import(ctx, dst.Descriptor(dst.All(), hawser.RightWrite))
-		if err != nil {
-			log.Fatal(err)
-		}
-		receivers, regions = append(receivers, e), append(regions, dst)
-		round.Targets = append(round.Targets, hawser.Target{Dst: remote.All(), SrcOff: i * 8, Len: 8})
-	}
-	tmpl, err := sender.Prepare(round)
-	if err != nil {
-		log.Fatal(err)
-	}
-
-	q, done := sender.NewQueue(1), make([]hawser.Done, 1)
-	args := tmpl.Args()
-	args.Targets = make([]hawser.TargetArgs, 3) // kept from round to round
-	for r := range uint64(2) {
-		copy(src.Bytes(), fmt.Sprintf("token a%dtoken b%dtoken c%d", r, r, r))
-		for i := range args.Targets {
-			args.Targets[i] = hawser.TargetArgs{SrcOff: uint64(i) * 8, DstOff: r * 8, Len: 8}
-		}
-		if err := q.Submit(tmpl, args, r); err != nil {
-			log.Fatal(err)
-		}
-		if _, err := q.Wait(ctx, done); err != nil || done[0].Err != nil { // then the source may change
-			log.Fatal(err, done[0].Err)
-		}
-	}
-	for i, e := range receivers {
-		if err := e.Counter(1).Wait(ctx, 2); err != nil {
-			log.Fatal(err)
-		}
-		fmt.Printf("%s\n", regions[i].Bytes()[:16])
-	}
-	// Output:
-	// token a0token a1
-	// token b0token b1
-	// token c0token c1
-}
-
-// Targets whose peer is down fail by name; the others are written.
-func ExampleEngine_Scatter() {
-	ctx := context.Background()
-	sender, err := hawser.Open(ctx, hawser.Options{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer sender.Close(ctx)
-	src, err := sender.Alloc(4096, hawser.MemOptions{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	var receivers []*hawser.Engine
-	request := hawser.Scatter{Src: src.All()}
-	for i := range uint64(2) {
-		e, err := hawser.Open(ctx, hawser.Options{})
-		if err != nil {
-			log.Fatal(err)
-		}
-		defer e.Close(ctx)
-		dst, err := e.Alloc(4096, hawser.MemOptions{})
-		if err != nil {
-			log.Fatal(err)
-		}
-		remote, err := sender.Import(ctx, dst.Descriptor(dst.All(), hawser.RightWrite))
-		if err != nil {
-			log.Fatal(err)
-		}
-		receivers = append(receivers, e)
-		request.Targets = append(request.Targets, hawser.Target{
-			Dst: remote.All(), SrcOff: i * 1024, Len: 1024 - i, // lengths may differ
-			Imm: hawser.Imm(uint32(i)), Parts: 4,
-		})
-	}
-	if err := receivers[0].Close(ctx); err != nil {
-		log.Fatal(err)
-	}
-	transfer, err := sender.Scatter(request)
-	if err != nil {
-		log.Fatal(err)
-	}
-	err = transfer.Wait(ctx)
-	var failed *hawser.ScatterError
-	if errors.As(err, &failed) && errors.Is(err, hawser.ErrPeerDown) {
-		fmt.Println("target", failed.Failed[0].Index, "of", failed.Targets, "is down")
-	}
-	if err := receivers[1].Counter(1).Wait(ctx, 4); err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println("the other got", request.TargetImmCount(1), "parts")
-	// Output:
-	// target 0 of 2 is down
-	// the other got 4 parts
 }

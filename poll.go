@@ -6,7 +6,8 @@ import "fmt"
 type PollMode uint8
 
 const (
-	// PollAdaptive looks for 50 us after the last work, then sleeps until it is woken. An idle engine uses no processor.
+	// PollAdaptive looks for 50 us after the last work, then sleeps until it is woken. An idle engine wakes ten times a second, for the
+	// beats.
 	PollAdaptive PollMode = iota
 
 	// PollBusy never sleeps: one processor is always in use, by the worker, and another one while words are watched. With 4

@@ -152,6 +152,7 @@ func (w *worker) look(sessions []*session) look {
 }
 
 // Stats takes a snapshot. Everything that the worker counts is of one moment. Counts of an engine that is closed are 0.
+// It asks the worker, so it is for people and monitors, not for hot paths.
 func (e *Engine) Stats() Stats {
 	st := Stats{
 		Inflight: e.inflight.Load(), Counters: e.imms.Len(), StaleImms: e.managed.stale.count.Load(),

@@ -79,12 +79,13 @@ func (t *Transfer) Err() error {
 	return nil
 }
 
-// Write submits a write.
+// Write submits a write. The request is checked here: an error means that nothing was written. ErrInvalid: an argument; ErrStale: the
+// remote's session or region has ended; ErrPeerDown; ErrLimit: too much is in flight; ErrClosed: the engine, or the source.
 func (e *Engine) Write(w Write) (*Transfer, error) {
 	return e.start("write", func(o *op) error { return o.fillWrite(&w) })
 }
 
-// WritePages submits a write of pages.
+// WritePages submits a write of pages; its errors are those of Write. No pages, and pages of no bytes, are legal.
 func (e *Engine) WritePages(w WritePages) (*Transfer, error) {
 	return e.start("write pages", func(o *op) error { return o.fillPages(&w) })
 }
@@ -95,7 +96,7 @@ func (e *Engine) Scatter(s Scatter) (*Transfer, error) {
 	return e.startScatter(len(s.Targets), nil, func(sc *scatter) error { return sc.fill(&s) })
 }
 
-// Signal submits an immediate without data.
+// Signal submits an immediate without data. It needs no descriptor: any peer may send any immediate.
 func (e *Engine) Signal(s Signal) (*Transfer, error) {
 	return e.start("signal", func(o *op) error { return o.fillSignal(&s) })
 }
