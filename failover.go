@@ -77,37 +77,6 @@ func (s *session) tellLink(n *wire.LinkNotice) {
 	s.post(wire.AppendFrame(nil, wire.TypeLink, 0, n))
 }
 
-// post queues a frame that must not be lost, for the writer. There are few of them: each follows from something that a link, or
-// the peer, has done.
-func (s *session) post(frame []byte) {
-	s.mu.Lock()
-	s.posts = append(s.posts, frame)
-	n := len(s.posts)
-	s.mu.Unlock()
-	signal(s.posted)
-	if n > maxPosts {
-		s.fail(ErrPeerDown, fmt.Errorf("it does not read its control connection: %d messages wait", n))
-	}
-}
-
-// maxPosts is far more than 64 links that fail at once, and as many remotes that miss their keys, leave for a peer that reads.
-const maxPosts = 16384
-
-// nextPost is the oldest frame of post, nil when there is none.
-func (s *session) nextPost() []byte {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.posts) == 0 {
-		return nil
-	}
-	f := s.posts[0]
-	s.posts = s.posts[1:]
-	if len(s.posts) > 0 {
-		signal(s.posted)
-	}
-	return f
-}
-
 // heard is called by the reader.
 func (s *session) heard(f wire.Frame) error {
 	n := new(wire.LinkNotice)
