@@ -10,16 +10,16 @@ import (
 // all of that takes a few percent of a processor, however much time an attacker has: peers that are there keep theirs. What comes too
 // fast waits in the listener's queue, in the kernel.
 const (
-	newcomerRate  = 250  // a second: each costs some 100 µs
-	newcomerBurst = 1280 // at once: 256 peers that connect at the same time do not wait
-	sessionCost   = 4    // more for a connection that becomes a session
-	offenceCost   = 250  // for a session that ended because its peer broke a rule
+	newcomerRate  = 250           // a second: each costs some 100 µs
+	newcomerBurst = 1280          // at once: 256 peers that connect at the same time do not wait
+	sessionCost   = 4             // more for a connection that becomes a session
+	offenceCost   = newcomerBurst // for a session that ended because its peer broke a rule: creating 65,536 counters takes 100 ms
 )
 
 // What a peer may ask for over its control connection: it is not read for a while when it asks faster.
 const (
 	questionRate  = 4000 // a second: each costs some 10 µs
-	questionBurst = 512  // at once; what a client gets that comes again and again
+	questionBurst = 128  // at once; what a client gets that comes again and again
 )
 
 // pacer counts how much of something there may be: rate a second in the long run, and burst at once. The zero value with rate and

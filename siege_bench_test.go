@@ -18,6 +18,9 @@ import (
 // siegeWindow is how long the friend's rate is measured at a time.
 const siegeWindow = 300 * time.Millisecond
 
+// siegeWarm is how long an attack goes on before its cost is measured.
+const siegeWarm = 500 * time.Millisecond
+
 // BenchmarkSiege compares what an attack costs a friend of the attacked engine with what a process costs that burns as much processor
 // time as the attacker uses: one iteration measures the friend's rate during both, one after the other. The metrics are medians:
 //
@@ -36,6 +39,7 @@ func BenchmarkSiege(b *testing.B) {
 				alone, _ := f.rate(s.attacker.Pid())
 				tell(b, s.attacker, "begin", attack{Name: name, Control: s.info.Control, Desc: s.info.Evil})
 				next(b, s.attacker, "begun", nil)
+				time.Sleep(siegeWarm) // not for synchronisation: what an attacker gets at once is over
 				hit, used := f.rate(s.attacker.Pid())
 				tell(b, s.attacker, "end", nil)
 				next(b, s.attacker, "ended", nil)

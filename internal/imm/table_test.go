@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 )
@@ -163,6 +164,31 @@ func TestForgettingUnderCounting(t *testing.T) {
 		if n := tab.Counter(i).From(stays); n != each {
 			t.Errorf("value %d: %d of %d", i, n, each)
 		}
+	}
+}
+
+// An Add that finds its counter condemned has counted, when the counter is kept after all.
+func TestCondemnedAndKept(t *testing.T) {
+	tab, src := NewTable(), &Source{}
+	tab.Attach(src)
+	add(t, tab, src, 7)
+	c := tab.find(7)
+	tab.mu.Lock()
+	c.condemned.Store(true)
+	c.alarm.Store(0)
+	added := make(chan struct{})
+	go func() {
+		defer close(added)
+		_, _ = tab.Add(src, 7)
+	}()
+	for c.Load() != 2 {
+		runtime.Gosched()
+	}
+	tab.drop(c) // its source is attached
+	tab.mu.Unlock()
+	<-added
+	if n := tab.Counter(7).Load(); n != 2 {
+		t.Fatalf("counted %d, want 2", n)
 	}
 }
 
