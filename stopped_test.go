@@ -11,7 +11,11 @@ import (
 
 // stopRounds is how often a writer is stopped at most until all has been seen that can happen: a writer of shared memory is in the
 // middle of a copy more often than not.
-const stopRounds = 40
+const stopRounds = 60
+
+// stopProofs is how many of them have to end with a proof at once: a writer that does not look before it copies is then found
+// nine times in ten.
+const stopProofs = 5
 
 // A writer is stopped at some instant and fenced. After nil it cannot change a byte, when it goes on; there is no nil while it stands in
 // the middle of a copy, until it goes on or dies.
@@ -22,7 +26,7 @@ func TestFenceOfAStoppedWriter(t *testing.T) {
 	} {
 		t.Run(network, func(t *testing.T) {
 			seen := map[string]int{}
-			for round := 0; round < stopRounds && (len(seen) < len(outcomes) || round < 3); round++ {
+			for round := 0; round < stopRounds && (len(seen) < len(outcomes) || seen["proof"] < stopProofs); round++ {
 				v := startVictim(t, network)
 				v.signal(t, syscall.SIGSTOP)
 				seen[v.fenceStopped(t, round)]++
