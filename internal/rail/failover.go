@@ -38,10 +38,10 @@ func (g *Group) Lose(p *Peer, i int, why string) {
 
 // lose takes a connection out of service.
 func (g *Group) lose(l *link, why string) {
-	if l.state == lost || l.state == idle {
+	p := l.peer
+	if l.state == lost || l.state == idle || p.down {
 		return
 	}
-	p := l.peer
 	was := l.state
 	l.state, l.since = lost, g.ticks
 	if was == ready {

@@ -127,6 +127,35 @@ func TestLinkComesUpAfterTheEnd(t *testing.T) {
 	b.fences(true)
 }
 
+// A connection whose proof comes after its session has failed carries nothing, and its fence has one outcome.
+func TestLinkIsProvedAfterTheEnd(t *testing.T) {
+	for _, st := range []provider.Status{provider.StatusOK, provider.StatusFlushed} {
+		d, other := newFake(4), newFake(4)
+		b := newBench(t, d, other)
+		p := b.live(false)
+		b.breaks(p, 0)
+		b.hears(p, wire.LinkNotice{Step: wire.LinkReport, Epoch: 1})
+		d.accept = 0 // the proof waits
+		b.hears(p, wire.LinkNotice{Step: wire.LinkOffer, Epoch: 2, Addr: []byte("x")})
+		h := p.links[0].handle
+		b.call(func(g *Group) { g.Fence(p) })
+		d.tell(provider.KindFenced, h, provider.StatusOK)
+		b.settle()
+		d.accept = 1
+		b.settle()
+		ups := len(b.sink.ups)
+		d.finish(0, st)
+		b.settle()
+		if p.ready != 1 || len(b.sink.ups) != ups {
+			t.Fatalf("%v: %d links in service, told %v", st, p.ready, b.sink.ups[ups:])
+		}
+		b.fences()
+		other.tell(provider.KindFenced, p.links[1].handle, provider.StatusOK)
+		b.settle()
+		b.fences(true)
+	}
+}
+
 // The first link that the leader offers anew may be any of those that stand by: it has no rail left for the others.
 func TestFollowerTakesLinksInAnyOrder(t *testing.T) {
 	b := newBench(t, newFake(4))

@@ -121,6 +121,7 @@ func (l *link) answered(f *flight, op *Op, st provider.Status) {
 // probed ends the proof of a new connection.
 func (g *Group) probed(l *link, st provider.Status) {
 	switch {
+	case l.peer.down:
 	case l.state == probing && st == provider.StatusOK:
 		g.inService(l)
 	case l.state == probing:
