@@ -82,7 +82,7 @@ func (g *Group) land(r *railState, i uint32, st provider.Status) {
 	} else {
 		r.total.Failed[st%statuses]++
 	}
-	l.answered(f, op, st)
+	l.account(f, op, st)
 	if f.frag {
 		op.frags--
 	}
@@ -103,9 +103,9 @@ func (g *Group) free(r *railState, i uint32) {
 	f.op, f.link, f.next, r.free = nil, nil, r.free, int32(i)
 }
 
-// answered keeps the account of a connection.
+// account notes an answer for the division of what has none.
 // hot:
-func (l *link) answered(f *flight, op *Op, st provider.Status) {
+func (l *link) account(f *flight, op *Op, st provider.Status) {
 	switch {
 	case f.imm && st == provider.StatusOK:
 		l.ackImms++
@@ -131,8 +131,9 @@ func (g *Group) probed(l *link, st provider.Status) {
 	}
 }
 
-// railDead takes a rail out of service, and with it the connections over it. What was in flight on it has ended; the domain has
-// delivered what had arrived before it failed.
+// railDead takes a rail out of service, and with it the connections over it. What was in flight on it ends. A domain that is dead delivers
+// nothing any more: if the other side has an answer to something that was not delivered, our report does not add up for it, and
+// it ends the session, as an immediate is lost.
 func (g *Group) railDead(r *railState, err error) {
 	err = errors.Join(err, r.close())
 	r.batch = r.batch[:0]
