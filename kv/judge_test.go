@@ -406,15 +406,10 @@ func TestPagesAreQuarantinedUntilTheFence(t *testing.T) {
 		close(hold)
 	})
 	healthy := newPrefillSide(t, "tcp", small, 40, nil)
-	d := &decodeSide{eng: openEngine(t, "D", "tcp")}
-	d.mem = newMemory(t, d.eng, small, 40, 8)
-	net := &unproven{network: onEngine{d.eng}, tries: make(chan struct{}), proven: make(chan struct{})}
+	eng := openEngine(t, "D", "tcp")
+	net := &unproven{network: onEngine{eng}, tries: make(chan struct{}), proven: make(chan struct{})}
 	tries, proven := net.tries, net.proven
-	d.d = newDecoder(net, DecoderConfig{
-		Geometry: small, Views: d.mem.views, Pool: d.mem.pool, Queue: 10, Deadline: time.Minute, Stall: time.Minute, Log: testLog().With("side", "D"),
-	})
-	d.d.begin()
-	d.closeAtEnd(t)
+	d := decodeWith(t, eng, net, 40)
 	x, err := d.d.Fetch(limit(t), FetchRequest{ID: "r", Tokens: 80, From: p.eng.Addr()}) // 20 pages
 	if err != nil {
 		t.Fatal(err)

@@ -56,7 +56,13 @@ func eventually(t *testing.T, f func() error) {
 
 func openEngine(t *testing.T, name, network string) *hawser.Engine {
 	t.Helper()
-	eng, err := hawser.Open(t.Context(), hawser.Options{Name: name, Require: network, Log: testLog().With("engine", name)})
+	return openWith(t, hawser.Options{Name: name, Require: network})
+}
+
+func openWith(t *testing.T, o hawser.Options) *hawser.Engine {
+	t.Helper()
+	o.Log = testLog().With("engine", o.Name)
+	eng, err := hawser.Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +296,12 @@ type prefillSide struct {
 
 func newPrefillSide(t *testing.T, network string, g Geometry, pages int, change func(*toy, *PrefillerConfig)) *prefillSide {
 	t.Helper()
-	s := &prefillSide{eng: openEngine(t, "P", network)}
+	return prefillWith(t, openEngine(t, "P", network), g, pages, change)
+}
+
+func prefillWith(t *testing.T, eng *hawser.Engine, g Geometry, pages int, change func(*toy, *PrefillerConfig)) *prefillSide {
+	t.Helper()
+	s := &prefillSide{eng: eng}
 	s.mem = newMemory(t, s.eng, g, pages, 7)
 	s.toy = newToy(s.mem)
 	cfg := PrefillerConfig{Geometry: g, Views: s.mem.views, Log: testLog().With("side", "P")}
@@ -336,6 +347,18 @@ func newDecodeSide(t *testing.T, network string, g Geometry, pages int, change .
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.closeAtEnd(t)
+	return s
+}
+
+// decodeWith puts net between a Decoder of the small geometry and its engine.
+func decodeWith(t *testing.T, eng *hawser.Engine, net network, pages int) *decodeSide {
+	t.Helper()
+	s := &decodeSide{eng: eng, mem: newMemory(t, eng, small, pages, 8)}
+	s.d = newDecoder(net, DecoderConfig{
+		Geometry: small, Views: s.mem.views, Pool: s.mem.pool, Queue: 10, Deadline: time.Minute, Stall: time.Minute, Log: testLog().With("side", "D"),
+	})
+	s.d.begin()
 	s.closeAtEnd(t)
 	return s
 }
