@@ -251,7 +251,7 @@ func (e *Engine) answer(conn net.Conn) error {
 	if want := e.mac("auth", helloBytes, welcomeBytes); !hmac.Equal(a.MAC[:], want[:]) {
 		return refuse(wire.RefuseKey, "your proof of the cluster key is wrong: both sides need the same key")
 	}
-	if conn.RemoteAddr().Network() != "unix" { // TLS or not
+	if conn.RemoteAddr().Network() != "unix" && len(e.opts.ClusterKey) == 0 && e.opts.TLS == nil { // else it has proved that it belongs to us
 		e.newcomers.take(sessionCost)
 	}
 	s, err := e.peer(ID(h.ID)).claim(conn, false, lost)

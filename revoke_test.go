@@ -325,7 +325,9 @@ func TestRegionCloseDoesNotWaitForASilentPeer(t *testing.T) {
 // An owner that takes back a region while a write to it is under way is not answered before the write has ended, and can ask only so
 // often; for regions of which we know nothing it is answered at once.
 func TestHostileRevocations(t *testing.T) {
-	x, e := newPuppet(t, tcp.New()), newWorld(t, "tcp").engine(t, 0, 1)
+	o := newWorld(t, "tcp").options(0, 1)
+	o.PeerTimeout = hang // the puppet sends no beats
+	x, e := newPuppet(t, tcp.New()), open(t, o)
 	mem := make([]byte, 4096)
 	key, err := x.dom.Register(provider.Memory{Bytes: mem, FD: -1}, provider.AccessRemoteWrite)
 	if err != nil {
