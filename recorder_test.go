@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/hawser-project/hawser/internal/rail"
+	"github.com/hawser-project/hawser/provider"
+	"github.com/hawser-project/hawser/provider/shm"
 )
 
 // The recorder has the last operations and what happened to links and peers, can be read at any time, and after Close.
@@ -155,4 +157,36 @@ func TestLostPeersCarryEvents(t *testing.T) {
 			return err != nil && len(FlightOf(err)) > 0
 		})
 	})
+}
+
+// What is written down about a session is from before its operations fail by it: there may be more of them than the log has room for.
+func TestFailingOperationsDoNotHideTheCause(t *testing.T) {
+	best := &flaky{Provider: shm.New()}
+	o := Options{Providers: []provider.Provider{best}, PeerTimeout: 5 * time.Second, ReconnectTime: -1}
+	d := newDuo(t, o, o, false)
+	d.stream(1, func(int) {})
+	best.off.Store(true)
+	d.lose(d.a, d.b, 0)
+	d.await("the link is lost", func() bool { return !d.a.Stats().Peers[0].PerLink[0].Ready })
+	p := d.a.known(d.b.id)
+	var last *Transfer
+	for range 2 * attached {
+		var err error
+		if last, err = d.a.Signal(Signal{To: p, Imm: 3}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.await("all wait", func() bool { return d.a.Stats().Peers[0].Waiting == 2*attached })
+	p.cur.Load().fail(ErrPeerDown, errors.New("the test says so"))
+	for _, err := range []error{last.Wait(t.Context()), p.cur.Load().cause()} {
+		got := FlightOf(err)
+		if !slices.ContainsFunc(got, func(e Event) bool { return e.Kind == EventLinkLost && e.Text == "told to" }) {
+			t.Errorf("the lost link is not in %v", got)
+		}
+		for _, e := range got {
+			if e.Kind == EventOp && e.Status != "ok" {
+				t.Errorf("%s: written down too late", &e)
+			}
+		}
+	}
 }

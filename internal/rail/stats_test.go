@@ -32,6 +32,25 @@ func TestRailsKeepCountsOfPeersThatAreGone(t *testing.T) {
 	}
 }
 
+// A link counts as long as something is under way over it.
+func TestRailsCountWhatEndsLate(t *testing.T) {
+	d := newFake(64)
+	b := newBench(t, d)
+	p := b.peer()
+	b.write(p, Op{Kind: Write, Len: 10, Parts: 1, HasImm: true})
+	b.g.Fence(p)
+	d.ready = append(d.ready, provider.Completion{Kind: provider.KindFenced, Peer: p.links[0].handle})
+	b.settle()
+	for range 40 {
+		b.peer()
+	}
+	d.finish(0, provider.StatusOK)
+	b.settle()
+	if c := b.g.Info(0).Counts; c.TxBytes != 10 || c.TxImms != 1 {
+		t.Errorf("%+v", c)
+	}
+}
+
 // A link that moves to another rail leaves its counts there.
 func TestLinkMovesToAnotherRail(t *testing.T) {
 	b := newBench(t, newFake(64), newFake(64))
@@ -60,9 +79,12 @@ func TestSamplesAreFollowed(t *testing.T) {
 	b := newBench(t, d)
 	p := b.peer()
 	stamped := func() Op { return Op{Kind: Write, Len: 10, Parts: 2, HasImm: true, Stamp: record.Now()} }
-	for range 10 {
-		b.write(p, stamped())
+	for range 10 { // in one batch of 20, so that some are taken later
+		op := stamped()
+		op.Peer, op.Owner, op.Src, op.Dst = p, &ended{}, b.memory(), b.remote(p)
+		b.g.Submit(&op)
 	}
+	b.settle()
 	b.finishAll()
 	in, queue := b.g.Info(0), b.g.Queue()
 	if queue.Count != 10 || in.Wire.Count != 10 || in.Post.Count < 4 || in.Short == 0 {
@@ -75,7 +97,7 @@ func TestSamplesAreFollowed(t *testing.T) {
 	for range 20 {
 		b.write(p, stamped())
 	}
-	if b.finishAll(); b.g.Queue().Count != 26 { //nolint:revive // 16 at a time
+	if b.finishAll(); b.g.Queue().Count != 26 { // as many as there is room for
 		t.Fatalf("%d, want 10 and 16", b.g.Queue().Count)
 	}
 	b.write(p, stamped())
