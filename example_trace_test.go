@@ -9,7 +9,7 @@ import (
 )
 
 // What happened and how long it took can be asked at any time. Trace tells it as it happens.
-func ExampleEngine_Flight() {
+func ExampleTrace() {
 	ctx := context.Background()
 	ended := make(chan hawser.TraceOp, 1)
 	a, err := hawser.Open(ctx, hawser.Options{Trace: &hawser.Trace{Ended: func(op hawser.TraceOp) { ended <- op }}})
