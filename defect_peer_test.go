@@ -152,6 +152,7 @@ func TestDefect14TimeoutWhileTheNetworkStillWrites(t *testing.T) {
 		}
 		reach(t, b.Counter(1), 2)
 		same(t, "destination", dst.Bytes(), src.Bytes())
+		b.Stats() // orders the look before the writes that follow
 
 		// The destination: its owner gives up while the writer goes on.
 		stop := make(chan struct{})

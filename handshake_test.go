@@ -5,7 +5,6 @@ import (
 	"net"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -48,16 +47,10 @@ func TestConnectByAddressAndPortAtOnce(t *testing.T) {
 func TestFenceInMidHandshake(t *testing.T) {
 	for _, stage := range []string{"proved", "proposed", "offered", "done", "connected"} {
 		t.Run(stage, func(t *testing.T) {
-			var held atomic.Bool
-			closed := make(chan struct{}) // the handshake is over
-			release := sync.OnceFunc(func() { close(closed) })
-			defer release()
+			sp := &spy{}
 			x, e := simPuppet(t, func(o *hawser.Options) {
-				o.Providers[0] = &spy{Provider: o.Providers[0], see: func(c provider.Completion) {
-					if c.Kind == provider.KindFenced && held.Load() {
-						<-closed
-					}
-				}}
+				sp.Provider = o.Providers[0]
+				o.Providers[0] = sp
 			})
 			peers := make(chan *hawser.Peer, 10)
 			e.OnPeer(func(ev hawser.PeerEvent) {
@@ -85,14 +78,14 @@ func TestFenceInMidHandshake(t *testing.T) {
 				x.connect()
 				x.send(wire.TypeLinksDone, 0, &wire.LinksDone{})
 			}
-			held.Store(true)
+			sp.withhold.Store(uint32(provider.KindFenced))
 			start := time.Now()
 			fenced := make(chan error, 1)
 			go func() { fenced <- e.Fence(testContext(t), p) }()
 			if stage != "proved" { // then the engine may not know yet who it is
 				x.closed()
 			}
-			release()
+			sp.withhold.Store(0) // the handshake is over
 			if err := <-fenced; err != nil {
 				t.Fatal(err)
 			}

@@ -209,8 +209,7 @@ func (e *Engine) Fence(ctx context.Context, p *Peer) error {
 	e.mu.Unlock()
 	p.leaveDown()
 	for s := p.cur.Load(); s != nil; s = s.prev.Load() { // a session that comes later finds those descriptors stale
-		s.bye("fenced by the other side") // so that it does not come back by itself
-		s.fail(ErrPeerDown, errFenced)
+		s.part(ErrPeerDown, errFenced, "fenced by the other side") // so that it does not come back by itself
 		if err := s.waitFenced(ctx); err != nil {
 			return fmt.Errorf("fence %s: %w", p, err)
 		}
@@ -221,7 +220,6 @@ func (e *Engine) Fence(ctx context.Context, p *Peer) error {
 // leave ends the session in peace when the engine closes.
 func (p *Peer) leave() {
 	if s := p.cur.Load(); s != nil {
-		s.bye("engine closed")
-		s.fail(ErrClosed, errClosing)
+		s.part(ErrClosed, errClosing, "engine closed")
 	}
 }

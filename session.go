@@ -144,15 +144,23 @@ func (s *session) cause() error {
 }
 
 // fail ends the session. kind is the sentinel that users see. Only the first call counts, and reports true.
-func (s *session) fail(kind, cause error) bool {
+func (s *session) fail(kind, cause error) bool { return s.part(kind, cause, "") }
+
+// part is fail that tells the peer why, when there is something to tell and the session was up. It is a courtesy: the closed connection
+// says that something has ended. The word goes after the cause is set, because the peer's answer to it is the end of the connection,
+// and before anybody takes the session down, which closes the writer.
+func (s *session) part(kind, cause error, word string) bool {
 	s.mu.Lock()
 	if s.why != nil {
 		s.mu.Unlock()
 		return false
 	}
 	s.why = &downError{fmt.Errorf("%w: %w", kind, cause), s}
-	s.state.Store(stateDown)
+	before := s.state.Swap(stateDown)
 	s.mu.Unlock()
+	if word != "" && before == stateUp {
+		s.tell(wire.TypeBye, &wire.Bye{Reason: word})
+	}
 	s.e.notes.push(&s.note)
 	return true
 }
@@ -160,8 +168,7 @@ func (s *session) fail(kind, cause error) bool {
 // broken ends the session because of what the peer has sent. The peer is told, so that it knows why, and does not come back with the
 // same.
 func (s *session) broken(reason string, err error) {
-	s.bye(err.Error())
-	if s.fail(ErrPeerDown, fmt.Errorf("%w: %w", errBroken, err)) {
+	if s.part(ErrPeerDown, fmt.Errorf("%w: %w", errBroken, err), err.Error()) {
 		s.e.refused.add(reason)
 		s.e.newcomers.take(offenceCost)
 	}

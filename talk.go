@@ -59,13 +59,6 @@ func (s *session) reply(t wire.Type, request uint64, m wire.Message) {
 	}
 }
 
-// bye tells the peer that we leave. It is a courtesy: the closed connection says the same.
-func (s *session) bye(reason string) {
-	if s.state.Load() == stateUp {
-		s.tell(wire.TypeBye, &wire.Bye{Reason: reason})
-	}
-}
-
 // write is the writer goroutine. It closes the connection when the session ends, after what was queued before.
 func (s *session) write() {
 	defer func() { _ = s.conn.Close() }() // nothing depends on how a connection that has ended closes

@@ -13,6 +13,7 @@ const (
 	TicksPerSecond = 10
 
 	firstRetry   = 1                   // before the second attempt in a row to connect a link anew; the first is at once
+	aloneRetry   = TicksPerSecond / 2  // the longest pause while no link is in service: the session ends after some seconds of that
 	lastRetry    = 5 * TicksPerSecond  // the longest pause between two attempts
 	steady       = 5 * TicksPerSecond  // in service for so long, a link has a clean slate
 	offerTime    = 10 * TicksPerSecond // for an attempt as a whole; networks give up after provider.ConnectTimeout
@@ -111,7 +112,7 @@ func (g *Group) tick(l *link) {
 // relink begins the next connection of a link, if this side leads, and if it is wanted now.
 func (g *Group) relink(l *link) {
 	p := l.peer
-	if !p.lead || p.down || l.rail.dead || g.ticks < l.retryAt || l.index >= len(p.slots) {
+	if !p.lead || p.down || l.rail.dead || g.ticks < l.due() || l.index >= len(p.slots) {
 		return
 	}
 	if p.ready > 0 && p.class < l.class {
@@ -128,6 +129,14 @@ func (g *Group) relink(l *link) {
 	}
 	n.Epoch, n.Addr = l.epoch, addr
 	g.sink.Tell(p, n)
+}
+
+// due is when the next attempt may begin. A peer without any link does not wait long for one.
+func (l *link) due() uint64 {
+	if l.peer.ready == 0 {
+		return min(l.retryAt, l.since+aloneRetry)
+	}
+	return l.retryAt
 }
 
 // pause sets the time of the next attempt: twice the last pause, and up to half as much again so that the links of many peers do not
