@@ -231,6 +231,8 @@ func (g *Group) divide(l *link, gone []flight) error {
 		switch {
 		case f.op.Kind == Send && taken == messages, f.imm && placed[b] == unanswered[b]:
 			g.arrived(f)
+		case f.op.ImmLast && !f.op.strict && !f.imm: // this side of the network keeps order, the other does not: its immediate may have been counted
+			g.concluded(l, f.op, provider.StatusFlushed)
 		case f.op.Kind == Send && taken == 0, !f.imm && f.op.Kind != Send, f.imm && placed[b] == 0:
 			g.replace(f)
 		case f.imm && !differ[b] && !bytes[b] && counted[b] > 0:

@@ -409,3 +409,22 @@ func TestCloseEndsWhatWasLostInTheSetUp(t *testing.T) {
 		t.Fatalf("close: %v; ended %d times with %v", err, e.n, e.status)
 	}
 }
+
+// A page is not written again behind its immediate when the other side cannot say how they came.
+func TestPagesBeforeAnImmediateWithoutOrder(t *testing.T) {
+	d := newFake(8)
+	d.caps.Ordered = true
+	b := newBench(t, d)
+	p := b.live(false)
+	idx := []uint32{0, 2, 4}
+	e := b.write(p, Op{Kind: Pages, Len: 8, Parts: 3, SrcIdx: idx, DstIdx: idx, SrcStride: 8, DstStride: 8, HasImm: true, ImmLast: true})
+	d.finish(2, provider.StatusOK)
+	b.settle()
+	b.breaks(p, 0)
+	buckets := make([]uint32, wire.LinkBuckets)
+	buckets[bucket(0)] = 1
+	b.hears(p, wire.LinkNotice{Step: wire.LinkReport, Epoch: 1, Imms: 1, Buckets: buckets})
+	if e.n != 1 || e.status != provider.StatusFlushed || len(d.posted) != 0 || len(b.sink.breaches) != 0 {
+		t.Fatalf("ended %d times with %v, given up: %v", e.n, e.status, b.sink.breaches)
+	}
+}
