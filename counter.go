@@ -59,7 +59,7 @@ func (c *Counter) count(e *Engine, ic *imm.Counter, kind counterKind) {
 // Imm is the value that is counted.
 func (c *Counter) Imm() uint32 { return c.c.Imm }
 
-// Load is the count.
+// Load is the count: the bytes of so many writes can be read by the caller. It never waits.
 func (c *Counter) Load() uint64 { return c.c.Load() }
 
 // From is the part of the count that p sent. It may be ahead of an earlier Load, never behind it.

@@ -45,6 +45,11 @@
 // [Engine.OnPeer] tells what happens. Before memory that a lost peer may still write to is used for something else, it is
 // fenced: [Engine.Fence] for everything, [Region.Revoke] for one region.
 //
+// # What can be seen
+//
+// [Engine.Stats] is a snapshot, [Options].Log has a line for each connection and failure, [Options].Trace tells what happens as it
+// happens, and [Engine.Flight] what happened last.
+//
 // # Errors
 //
 // Errors wrap one of the sentinels ([ErrPeerDown], [ErrStale], [ErrUnfenced], ...) for errors.Is. Arguments that are wrong are an

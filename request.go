@@ -39,14 +39,14 @@ type Write struct {
 type Pages struct {
 	Region         *Region
 	Indices        []uint32
-	Stride, Offset uint64
+	Stride, Offset uint64 // bytes
 }
 
 // RemotePages are pages of a peer's memory, as Pages; offsets are from the beginning of the descriptor's range.
 type RemotePages struct {
 	Remote         *Remote
 	Indices        []uint32
-	Stride, Offset uint64
+	Stride, Offset uint64 // bytes
 }
 
 // WritePages copies page i of Src, PageLen bytes, to page i of Dst. With an immediate, each page carries one: the peer
