@@ -96,14 +96,15 @@ type Domain interface {
 	Post(wrs []WR) (n int, err error)
 
 	// Poll moves everything forward by a bounded amount of work and fills cs with completions. An error is fatal
-	// to the Domain; a failed WR is a Completion.
+	// to the Domain, and comes when everything that had arrived was delivered; a failed WR is a Completion.
 	Poll(cs []Completion) (n int, err error)
 
 	// Arm prepares for sleep. It reports true when Poll may find something now; otherwise the Bell rings once Poll
 	// may find something.
 	Arm() bool
 
-	// Close fails what is outstanding, closes all connections and frees everything. It may block briefly.
+	// Close fails what is outstanding, closes all connections and frees everything. It may block briefly. When it has returned nil,
+	// nothing that a peer started can land any more, unless Caps.PeerCopies.
 	Close() error
 }
 
@@ -178,6 +179,7 @@ type Caps struct {
 	RecvDepth  int    // receives that may be posted
 	Ordered    bool   // what one peer posts becomes visible in the order of posting; see Order in the package's documentation
 	CrossHost  bool   // peers may be on other hosts
+	PeerCopies bool   // peers have this memory mapped and copy into it themselves, so that Close proves nothing about what they do
 	HeapMemory bool   // Memory.Bytes may be on the Go heap
 	Phantom    bool   // takes Memory.Phantom
 	PinsMemory bool   // registered memory counts against RLIMIT_MEMLOCK

@@ -157,6 +157,7 @@ func (h *simHost) Message(_ *Peer, m *Message) {
 func (h *simHost) Link(p *Peer, i int, up bool, why string) {
 	h.w.note("%s: link %d to %c is up %v: %s", h.name, i, 'a'+rune(p.Tag.(int)), up, why)
 }
+
 func (h *simHost) Fenced(p *Peer, proved bool) {
 	h.quiet[p.Tag.(int)] = proved
 	if !proved {

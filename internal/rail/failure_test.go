@@ -69,10 +69,13 @@ func TestNoLinkIsMadeAfterTheFence(t *testing.T) {
 	}
 }
 
-// A rail that dies is closed, and that is a proof that nothing lands over it any more, unless it could not be closed in order.
+// A rail that dies is closed, and that is a proof that nothing lands over it any more, unless it could not be closed in order, or peers
+// copy by themselves.
 func TestDeadRailEndsFences(t *testing.T) {
-	for _, proved := range []bool{true, false} {
+	for _, why := range []string{"proved", "not closed", "peers copy"} {
+		proved := why == "proved"
 		x, y := newFake(4), newFake(4)
+		x.caps.PeerCopies = why == "peers copy"
 		b := newBench(t, x, y)
 		p := b.peer()
 		b.call(func(g *Group) { g.Fence(p) })
@@ -80,7 +83,7 @@ func TestDeadRailEndsFences(t *testing.T) {
 		b.settle()
 		b.fences()
 		x.pollErr = errors.New("device removed")
-		if !proved {
+		if why == "not closed" {
 			x.closeErr = errors.New("still in use")
 		}
 		b.settle()

@@ -29,7 +29,7 @@ type fakeDomain struct {
 }
 
 func newFake(depth int) *fakeDomain {
-	return &fakeDomain{accept: 1 << 20, caps: provider.Caps{CrossHost: true, MaxMsg: 1 << 30, MaxSend: provider.MinMaxSend, PeerDepth: depth, RecvDepth: 4, LinkBits: 1e9}}
+	return &fakeDomain{accept: 1 << 20, caps: provider.Caps{MaxMsg: 1 << 30, MaxSend: provider.MinMaxSend, PeerDepth: depth, RecvDepth: 4, LinkBits: 1e9}}
 }
 
 func (d *fakeDomain) Caps() provider.Caps { return d.caps }

@@ -319,7 +319,7 @@ func (r *railState) close() error {
 	if err := r.dom.Close(); err != nil {
 		return fmt.Errorf("close rail %d: %w", r.index, err)
 	}
-	r.silent = r.caps.CrossHost // on one host, a writer that has mapped our memory may be stopped in the middle of a copy
+	r.silent = !r.caps.PeerCopies // a writer that copies into our memory by itself may be stopped in the middle of that
 	return nil
 }
 

@@ -165,6 +165,7 @@ func (d *domain) Caps() provider.Caps {
 		PeerDepth:  peerDepth,
 		RecvDepth:  recvDepth,
 		Ordered:    true,
+		PeerCopies: true,
 		LinkBits:   linkBits,
 		Fabric:     d.fabric,
 		DrainBound: drainBound,
