@@ -160,17 +160,18 @@ func TestImbalanceOfRails(t *testing.T) {
 func TestLatenciesAreSampled(t *testing.T) {
 	duos(t, 2, func(d *duo) {
 		q, done := d.a.NewQueue(64), make([]Done, 64)
-		for n, round := 0, 0; round < 20; round++ {
+		for range 20 {
 			for range 64 {
 				if err := q.Write(Write{Src: d.src.Slice(0, 64), Dst: d.rem.Slice(0, 64)}, 0); err != nil {
 					t.Fatal(err)
 				}
 			}
-			for open := 64; open > 0; open -= n {
-				var err error
-				if n, err = q.Wait(t.Context(), done); err != nil {
+			for open := 64; open > 0; {
+				n, err := q.Wait(t.Context(), done)
+				if err != nil {
 					t.Fatal(err)
 				}
+				open -= n
 			}
 		}
 		l := d.a.Stats().Latency
