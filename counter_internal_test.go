@@ -3,10 +3,12 @@ package hawser
 import (
 	"context"
 	"errors"
+	"math"
 	"net"
 	"runtime"
 	"testing"
 
+	"github.com/hawser-project/hawser/internal/imm"
 	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/provider/sim"
 )
@@ -229,4 +231,39 @@ func TestExpectLosesNoEndOfASession(t *testing.T) {
 	if n := len(a.creditors.all); n != 0 {
 		t.Fatalf("%d waits are remembered after their end", n)
 	}
+}
+
+// A count that passes a waiter's number while its threshold is being set ends the wait all the same: settle looks again. Many other
+// waiters make that moment long.
+func TestCountThatPassesTheThresholdEndsTheWait(t *testing.T) {
+	e := simEngine(t, sim.New(sim.Config{}), "a")
+	c, src := e.Counter(1), &imm.Source{}
+	for range 2000 {
+		c.add(&waiter{n: math.MaxUint64 - 1, ch: make(chan struct{}, 1)})
+	}
+	rounds, done := make(chan int), make(chan struct{})
+	go func() {
+		defer close(done)
+		for delay := range rounds {
+			for spun := 0; spun < delay*100; spun++ { // until somewhere in the middle of settle
+				_ = c.Load()
+			}
+			if due, err := e.imms.Add(src, 1); err != nil {
+				t.Error(err)
+			} else if due != nil {
+				e.notes.push(&c.note)
+			}
+		}
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), hang)
+	defer cancel()
+	for i := range 400 {
+		rounds <- i
+		if err := c.Wait(ctx, uint64(i)+1); err != nil {
+			t.Error(err)
+			break
+		}
+	}
+	close(rounds)
+	<-done
 }

@@ -258,3 +258,29 @@ func BenchmarkAdd(b *testing.B) {
 		_, _ = tab.Add(src, 77)
 	}
 }
+
+// Whoever sees the whole count sees the parts of those who sent it: the part is counted first.
+func TestPartIsCountedBeforeTheWhole(t *testing.T) {
+	table, src := NewTable(), &Source{}
+	c := table.Counter(1)
+	const n = 200000
+	done := make(chan error, 1)
+	go func() {
+		for range n {
+			if _, err := table.Add(src, 1); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	for whole := uint64(0); whole < n; {
+		whole = c.Load()
+		if part := c.From(src); part < whole {
+			t.Fatalf("%d counted, of which %d are from the only sender", whole, part)
+		}
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
