@@ -1,12 +1,15 @@
 package hawser_test
 
 import (
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"testing"
 
 	"github.com/hawser-project/hawser"
 )
+
+var opsSeed = flag.Uint64("ops.seed", 0, "seed of TestRandomOperationsAgainstAModel, 0 for a new one")
 
 // star is a sender and receivers whose memory the sender has imported, with a naive model of what the receivers must hold.
 type star struct {
@@ -356,8 +359,11 @@ func TestOperationsAgainstAModel(t *testing.T) {
 // The same for requests that chance makes.
 func TestRandomOperationsAgainstAModel(t *testing.T) {
 	worlds(t, func(t *testing.T, w *world) {
-		seed := rand.Uint64()
-		t.Logf("seed %d", seed)
+		seed := *opsSeed
+		if seed == 0 {
+			seed = rand.Uint64()
+		}
+		t.Logf("repeat with -ops.seed %d", seed)
 		rng := rand.New(rand.NewPCG(seed, 1))
 		s := w.star(t, 1+rng.IntN(4), 1+rng.IntN(4), 1+rng.IntN(4), 1+rng.IntN(4))
 		for i := range 150 {
