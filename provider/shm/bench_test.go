@@ -13,7 +13,7 @@ import (
 
 // Each benchmark runs against a peer on another goroutine and against one in another process. Both sides spin, but for Asleep.
 //
-//	go test ./provider/shm -run XXX -bench .
+//	go test ./provider/shm -run '^$' -bench .
 
 // coldSet is the memory that the page benchmarks move through: many times any cache.
 const coldSet = 512 << 20
