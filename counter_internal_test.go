@@ -245,7 +245,7 @@ func TestCountThatPassesTheThresholdEndsTheWait(t *testing.T) {
 	go func() {
 		defer close(done)
 		for delay := range rounds {
-			for spun := 0; spun < delay*100; spun++ { // until somewhere in the middle of settle
+			for range delay * 100 { // until somewhere in the middle of settle
 				_ = c.Load()
 			}
 			if due, err := e.imms.Add(src, 1); err != nil {
