@@ -95,7 +95,11 @@ func refusalsKeepOrder(w *world) {
 			w.pump()
 			continue
 		}
-		w.until("a poll finds something", func() bool { return w.pump() > 0 || len(a.out) == 0 })
+		w.pump()
+		before := len(a.out)
+		w.until("a WR or what it brought completes", func() bool {
+			return len(a.out) < before || before == 0 || len(b.told)+len(b.msgs) > 0
+		})
 		for _, c := range b.told {
 			for told < len(wantTold) && wantTold[told] == 0 {
 				told++
