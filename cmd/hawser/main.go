@@ -34,7 +34,9 @@ type cli struct {
 		Write   benchWriteCmd `cmd:"" help:"Single writes with an immediate each."`
 		Pages   benchPagesCmd `cmd:"" help:"Paged writes, one immediate per page."`
 		Imm     benchImmCmd   `cmd:"" help:"Writes of 8 bytes with an immediate: latency and rate."`
+		Versus  versusCmd     `cmd:"" help:"Hawser and what else moves bytes, interleaved on the same work. It installs the others into a folder that it removes."`
 		Receive benchPeerCmd  `cmd:"" hidden:""`
+		Drive   driveCmd      `cmd:"" hidden:""`
 	} `cmd:"" help:"Speed between two processes, against a yardstick in the same run."`
 	Topo    topoCmd    `cmd:"" help:"List the networks that can be used here, and why others cannot."`
 	Version versionCmd `cmd:"" help:"Print the version."`

@@ -1,0 +1,122 @@
+package versus
+
+import (
+	"slices"
+	"time"
+
+	"github.com/hawser-project/hawser/bench"
+)
+
+// Sample is one measurement.
+type Sample struct {
+	Round   int     `json:"round"`
+	Seconds float64 `json:"seconds"`
+	CPU     float64 `json:"cpu_seconds"` // user and system time of all processes of the driver
+	P50     float64 `json:"p50_us,omitempty"`
+	P99     float64 `json:"p99_us,omitempty"`
+	P999    float64 `json:"p999_us,omitempty"`
+}
+
+// Row is what one peer, or ours, came to in one case. With a Why it has no numbers.
+type Row struct {
+	Peer     string   `json:"peer"`
+	Version  string   `json:"version,omitempty"`
+	Settings string   `json:"settings,omitempty"`
+	Why      string   `json:"why,omitempty"` // it could not be installed, run or believed
+	Samples  []Sample `json:"samples,omitempty"`
+
+	Unit  string       `json:"unit"`  // of Value: GB/s (10^9 bytes), us one way, or M/s (10^6 messages)
+	Value bench.Spread `json:"value"` // over the rounds; of Latency the p50
+	// CPU is the median over the rounds: seconds per GiB of Pages, microseconds per round trip or message otherwise.
+	CPU float64 `json:"cpu"`
+
+	// Ratio is the median over the rounds of ours / theirs: higher is better, but for Latency lower is. 0 for ours.
+	Ratio       float64      `json:"ratio,omitempty"`
+	RatioSpread bench.Spread `json:"ratio_spread"`
+
+	CorruptBytes uint64 `json:"corrupt_bytes"`
+}
+
+// Result is a case with its rows, ours first.
+type Result struct {
+	Case Case  `json:"case"`
+	Rows []Row `json:"rows"`
+}
+
+// Report is what the tool writes as JSON.
+type Report struct {
+	Machine    bench.Machine `json:"machine"`
+	Revision   string        `json:"revision"`
+	Command    []string      `json:"command"`
+	Began      time.Time     `json:"began"`
+	Rounds     int           `json:"rounds"`
+	Seed       uint64        `json:"seed"`
+	Congestion string        `json:"congestion"`
+	Results    []Result      `json:"results"`
+}
+
+// value is what a sample of a case comes to in the row's unit.
+func (c Case) value(s Sample) float64 {
+	switch c.Scenario {
+	case Latency:
+		return s.P50
+	case Rate:
+		return float64(c.Count) / s.Seconds / 1e6
+	}
+	return float64(c.bytes()) / s.Seconds / 1e9
+}
+
+func (c Case) unit() string {
+	switch c.Scenario {
+	case Latency:
+		return "us"
+	case Rate:
+		return "M/s"
+	}
+	return "GB/s"
+}
+
+// cpu is the processor time of a sample per GiB, or in microseconds per message.
+func (c Case) cpu(s Sample) float64 {
+	switch c.Scenario {
+	case Latency:
+		return s.CPU / float64(c.Pings) * 1e6
+	case Rate:
+		return s.CPU / float64(c.Count) * 1e6
+	}
+	return s.CPU / (float64(c.bytes()) / (1 << 30))
+}
+
+// finish computes what the samples of all rows come to. ours is nil when it has failed: then there are no ratios.
+func (c Case) finish(rows []Row, ours *Row) {
+	for i := range rows {
+		r := &rows[i]
+		r.Unit = c.unit()
+		if r.Why != "" {
+			r.Samples = nil
+			continue
+		}
+		var values, cpu, ratios []float64
+		for _, s := range r.Samples {
+			values, cpu = append(values, c.value(s)), append(cpu, c.cpu(s))
+			if ours == nil || r == ours {
+				continue
+			}
+			if k := slices.IndexFunc(ours.Samples, func(o Sample) bool { return o.Round == s.Round }); k >= 0 {
+				ratios = append(ratios, c.value(ours.Samples[k])/c.value(s))
+			}
+		}
+		r.Value, r.CPU = spread(values), spread(cpu).Median
+		r.RatioSpread = spread(ratios)
+		r.Ratio = r.RatioSpread.Median
+	}
+}
+
+func spread(xs []float64) bench.Spread {
+	if len(xs) == 0 {
+		return bench.Spread{}
+	}
+	xs = slices.Sorted(slices.Values(xs))
+	n := len(xs)
+	return bench.Spread{Median: (xs[n/2] + xs[(n-1)/2]) / 2, Min: xs[0], Max: xs[n-1]}
+}
