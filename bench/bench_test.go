@@ -68,11 +68,14 @@ func receiving() proc.Spec { return proc.Spec{Env: []string{receiverEnv + "=1"}}
 
 // BenchmarkScenario reports what the tool's bench prints; ns/op is a whole sample and means nothing.
 func BenchmarkScenario(b *testing.B) {
-	for _, kind := range []Kind{Write, Pages, Imm} {
+	for _, kind := range []Kind{Imm, Write, Pages, Scatter, Message, Barrier} {
 		for _, network := range []string{"shm", "tcp"} {
 			sizes := []uint64{4 << 10, 64 << 10, 1 << 20}
-			if kind == Imm {
+			switch kind {
+			case Imm, Barrier:
 				sizes = []uint64{immSize}
+			case Message:
+				sizes = sizes[:2]
 			}
 			for _, size := range sizes {
 				b.Run(fmt.Sprintf("%s/%s/%d", kind, network, size), func(b *testing.B) {
@@ -82,9 +85,8 @@ func BenchmarkScenario(b *testing.B) {
 					}
 					b.ReportMetric(row.Ratio, "ratio")
 					b.ReportMetric(row.Ours.OpsPerS.Median, "ops/s")
-					if kind == Imm {
-						b.ReportMetric(row.Ours.Latency.P50, "p50-us")
-					} else {
+					b.ReportMetric(row.Ours.Latency.P50, "p50-us")
+					if kind != Imm && kind != Barrier {
 						b.ReportMetric(row.Ours.GBPerS.Median, "GB/s")
 					}
 				})
@@ -93,27 +95,64 @@ func BenchmarkScenario(b *testing.B) {
 	}
 }
 
+// small is a config of a scenario that takes no time.
+func small(kind Kind, network string) Config {
+	c := Config{Kind: kind, Provider: network, Size: 10_001, Pool: 1 << 20, Bytes: 1 << 20, Rounds: 3, Pings: 100, Rails: 2}
+	switch kind {
+	case Imm, Barrier:
+		c.Pool, c.Bytes = immPool, immPool
+	case Scatter:
+		c.Batch = 7
+	}
+	return c
+}
+
 func TestRunMeasuresBothSides(t *testing.T) {
-	for _, kind := range []Kind{Write, Pages, Imm} {
+	for kind, k := range scenarios {
 		for _, network := range []string{"shm", "tcp"} {
-			t.Run(string(kind)+" "+network, func(t *testing.T) {
-				var rounds int
-				c := Config{Kind: kind, Provider: network, Size: 10_000, Pool: 1 << 20, Bytes: 1 << 20, Rounds: 3, Pings: 100, Rails: 2}
-				if kind == Imm {
-					c.Pool, c.Bytes = immPool, immPool
+			for _, peers := range []int{1, 3} {
+				if peers > 1 && !k.group {
+					continue
 				}
-				row, err := Run(t.Context(), c, receiving(), func(round, _ int) { rounds += min(round, 1) })
-				if err != nil {
-					t.Fatal(err)
-				}
-				if rounds != 3 || len(row.Ours.Samples) != 3 || len(row.Yard.Samples) != 3 {
-					t.Errorf("%d rounds, %d and %d samples, want 3 of each", rounds, len(row.Ours.Samples), len(row.Yard.Samples))
-				}
-				if !(row.Ratio > 0 && row.Ours.OpsPerS.Min > 0 && row.Yard.OpsPerS.Min > 0) || row.CorruptBytes != 0 {
-					t.Errorf("row is %+v", row)
-				}
-			})
+				t.Run(fmt.Sprintf("%s %s %d", kind, network, peers), func(t *testing.T) {
+					c := small(kind, network)
+					c.Peers = peers
+					var rounds int
+					row, err := Run(t.Context(), c, receiving(), func(round, _ int) { rounds += min(round, 1) })
+					if err != nil {
+						t.Fatal(err)
+					}
+					if rounds != 3 {
+						t.Errorf("%d rounds, want 3", rounds)
+					}
+					checkRow(t, row)
+				})
+			}
 		}
+	}
+}
+
+// checkRow looks at a row of a config of small.
+func checkRow(t *testing.T, row Row) {
+	t.Helper()
+	if len(row.Ours.Samples) != 3 || len(row.Yard.Samples) != 3 {
+		t.Errorf("%d and %d samples, want 3 of each", len(row.Ours.Samples), len(row.Yard.Samples))
+	}
+	if !(row.Ratio > 0 && row.Ours.OpsPerS.Min > 0 && row.Yard.OpsPerS.Min > 0 && row.Ours.CPUPerOp > 0) || row.CorruptBytes != 0 {
+		t.Errorf("row is %+v", row)
+	}
+	if moves := row.Config.Kind != Barrier; (row.Ours.GBPerS.Min > 0) != moves || (row.Ours.CPUPerGiB > 0) != moves {
+		t.Errorf("%v GB/s, %v CPU s/GiB", row.Ours.GBPerS, row.Ours.CPUPerGiB)
+	}
+	l := row.Ours.Latency
+	if !(l.P50 > 0 && l.P50 <= l.P99 && l.P99 <= l.P999) || len(l.Rounds) != 3 || l.Count < 3 || len(l.CDF) == 0 {
+		t.Errorf("latency is %+v", l)
+	}
+	if trips := row.RatioOf == ofLatency; trips != (row.Yard.Latency.Count > 0) || trips != (l.CPUPerTrip > 0) {
+		t.Errorf("ratio of %s, the yardstick's latency is %+v", row.RatioOf, row.Yard.Latency)
+	}
+	if tcp := row.Config.Provider == tcpName; tcp != (row.Path.Congestion != "") || row.Path.Wait == "" {
+		t.Errorf("path is %+v", row.Path)
 	}
 }
 
@@ -127,10 +166,15 @@ func TestRunNamesTheReceiversFault(t *testing.T) {
 }
 
 func TestWrongContentIsFound(t *testing.T) {
-	c := Config{Kind: Pages, Provider: "shm", Size: 1 << 10, Pool: 1 << 20, Bytes: 1 << 20, Rounds: 1, Seed: 1}
-	row, err := Run(t.Context(), c, proc.Spec{Env: []string{receiverEnv + "=" + misled}}, nil)
-	if !errors.Is(err, ErrCorrupt) || row.CorruptBytes == 0 {
-		t.Errorf("got %v and %d corrupt bytes, want ErrCorrupt and some", err, row.CorruptBytes)
+	for _, kind := range []Kind{Write, Pages, Scatter, Imm, Message} {
+		t.Run(string(kind), func(t *testing.T) {
+			c := small(kind, "shm")
+			c.Seed = 1
+			row, err := Run(t.Context(), c, proc.Spec{Env: []string{receiverEnv + "=" + misled}}, nil)
+			if !errors.Is(err, ErrCorrupt) || row.CorruptBytes == 0 {
+				t.Errorf("got %v and %d corrupt bytes, want ErrCorrupt and some", err, row.CorruptBytes)
+			}
+		})
 	}
 }
 
@@ -181,7 +225,7 @@ func killReceiver(t *testing.T) {
 
 // TestReceiverRefusesWhatNoSenderSends gives the receiving process requests that are wrong or out of order.
 func TestReceiverRefusesWhatNoSenderSends(t *testing.T) {
-	for _, kind := range []string{msgOpen, msgWork, msgVerify, "nonsense"} {
+	for _, kind := range []string{msgOpen, msgJoin, msgWork, msgVerify, "nonsense"} {
 		t.Run(kind, func(t *testing.T) {
 			spec := receiving()
 			spec.Name = "receiver"

@@ -19,8 +19,12 @@ type Machine struct {
 	Arch      string `json:"arch"`
 }
 
-// Report is what the tool writes as JSON.
+// Schema is the version of Report. It changes when a field goes, or means something else; fields may be added.
+const Schema = 2
+
+// Report is what the tool writes as JSON; docs/bench.md describes it.
 type Report struct {
+	Schema   int       `json:"schema"`
 	Machine  Machine   `json:"machine"`
 	Revision string    `json:"revision"` // of the source, "-dirty" when it had changes; "unknown" outside make
 	Command  []string  `json:"command"`

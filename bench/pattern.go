@@ -25,13 +25,13 @@ func permutation(n int, seed, stream uint64) []uint32 {
 	return p
 }
 
-// runs calls f for the pairs of up to batch consecutive blocks of a sample that starts at block number first. A run ends at the end
-// of the permutation, too.
-func (o order) runs(first uint64, count, batch int, f func(src, dst []uint32) error) error {
+// runs calls f for the pairs of up to batch consecutive blocks of a sample that starts at block number first; at is the position of the
+// first pair in the order. A run ends at the end of the order, too.
+func (o order) runs(first uint64, count, batch int, f func(at int, src, dst []uint32) error) error {
 	n := len(o.src)
 	for at := int(first % uint64(n)); count > 0; {
 		k := min(batch, count, n-at)
-		if err := f(o.src[at:at+k], o.dst[at:at+k]); err != nil {
+		if err := f(at, o.src[at:at+k], o.dst[at:at+k]); err != nil {
 			return err
 		}
 		count -= k
@@ -52,28 +52,62 @@ func (o order) block(k int, size uint64) (src, dst uint64) {
 func stamp(pool []byte, size uint64, seed uint64) {
 	for i := range uint64(len(pool)) / size {
 		block := pool[i*size : (i+1)*size]
-		for o := uint64(0); o+8 <= size; o += 8 {
+		o := uint64(0)
+		for ; o+8 <= size; o += 8 {
 			binary.LittleEndian.PutUint64(block[o:], word(seed, i, o))
+		}
+		for ; o < size; o++ {
+			block[o] = tail(seed, i, o)
 		}
 	}
 }
 
-// corrupt counts the bytes of the destination that are not what stamp wrote into the source, over the blocks that were moved.
-func (o order) corrupt(pool []byte, size, seed, moved uint64) uint64 {
-	var bad uint64
-	for k := range min(moved, uint64(len(o.dst))) {
-		src, dst := uint64(o.src[k]), uint64(o.dst[k])
-		block := pool[dst*size:][:size]
-		for at := uint64(0); at+8 <= size; at += 8 {
-			if binary.LittleEndian.Uint64(block[at:]) != word(seed, src, at) {
-				bad += 8
-			}
+// wrongBytes counts the bytes that are not what stamp wrote into a block: whole words, and each byte of the tail.
+func wrongBytes(block []byte, seed, number uint64) (bad uint64) {
+	size, o := uint64(len(block)), uint64(0)
+	for ; o+8 <= size; o += 8 {
+		if binary.LittleEndian.Uint64(block[o:]) != word(seed, number, o) {
+			bad += 8
+		}
+	}
+	for ; o < size; o++ {
+		if block[o] != tail(seed, number, o) {
+			bad++
 		}
 	}
 	return bad
 }
 
-// word is the content at an offset of a block: different for each block, cheap to make.
-func word(seed, block, offset uint64) uint64 {
-	return (seed + block<<32 + offset + 1) * 0x9e3779b97f4a7c15 // odd multiplier: distinct inputs stay distinct
+// corrupt counts the bytes of a receiver's pool that are not what was sent, over its part of the blocks that were moved.
+func (o order) corrupt(pool []byte, size, seed, moved uint64, index, peers int) (bad uint64) {
+	for k := range int(min(moved, uint64(len(o.dst)))) {
+		if owner(k, peers) == index {
+			bad += wrongBytes(pool[uint64(o.dst[k])*size:][:size], seed, uint64(o.src[k]))
+		}
+	}
+	return bad
 }
+
+// strayBytes counts the bytes of a message that do not belong to the block which its first word names; all, if that is none of the blocks. A message
+// too short for a word is taken for right.
+func strayBytes(data []byte, seed uint64, slots int) uint64 {
+	if len(data) < 8 {
+		return 0
+	}
+	number := (binary.LittleEndian.Uint64(data)*unmix - seed - 1) >> 32
+	if number >= uint64(slots) {
+		return uint64(len(data))
+	}
+	return wrongBytes(data, seed, number)
+}
+
+const (
+	mix   = 0x9e3779b97f4a7c15 // odd: distinct inputs stay distinct
+	unmix = 0xf1de83e19937733d // mix * unmix = 1 modulo 2^64
+)
+
+// word is the content at an offset of a block: different for each block, cheap to make.
+func word(seed, block, offset uint64) uint64 { return (seed + block<<32 + offset + 1) * mix }
+
+// tail is that of a byte behind the last word.
+func tail(seed, block, offset uint64) byte { return byte(word(seed, block, offset) >> 56) }

@@ -14,13 +14,13 @@ type Sample struct {
 // Series is all samples of one side of a row, and what they come to. A zero field does not apply to the scenario.
 type Series struct {
 	Name    string   `json:"name"`
-	Samples []Sample `json:"samples"`
+	Samples []Sample `json:"samples"` // of the rate; of Barrier, of its only measure
 
 	GBPerS    Spread  `json:"gb_per_s"`      // 10^9 bytes
-	OpsPerS   Spread  `json:"ops_per_s"`     // blocks or immediates
-	CPUPerGiB float64 `json:"cpu_s_per_gib"` // median
-	CPUPerOp  float64 `json:"cpu_us_per_op"` // median
-	Latency   Latency `json:"latency_us"`    // one way, of Imm
+	OpsPerS   Spread  `json:"ops_per_s"`     // blocks, immediates, messages or barriers
+	CPUPerGiB float64 `json:"cpu_s_per_gib"` // of all processes, median
+	CPUPerOp  float64 `json:"cpu_us_per_op"` // the same
+	Latency   Latency `json:"latency_us"`
 }
 
 // Spread is the median and the range of a value over the rounds.
@@ -30,30 +30,58 @@ type Spread struct {
 	Max    float64 `json:"max"`
 }
 
-// Latency is the distribution of all round trips, halved, in microseconds. Rounds are the medians of each round.
+// Latency is the distribution over all rounds, in microseconds: of half a round trip for Imm and Message, of a whole barrier, and for
+// the others of a request (which has many blocks, see Config.Batch) from the submit to the moment when the sender learns that it has been
+// placed, with Config.Depth of them under way; of these only a sample is timed.
 type Latency struct {
+	Count  int       `json:"count"` // observations
 	P50    float64   `json:"p50"`
 	P99    float64   `json:"p99"`
 	P999   float64   `json:"p999"`
-	Rounds []float64 `json:"rounds,omitempty"`
+	Rounds []float64 `json:"rounds,omitempty"` // median of each round
 
-	CPUPerTrip float64 `json:"cpu_us_per_trip"` // of both processes, median over the rounds
+	// CDF is the distribution for plots: each point is a share of the observations and what they do not exceed.
+	CDF []Point `json:"cdf,omitempty"`
+
+	CPUPerTrip float64 `json:"cpu_us_per_trip"` // of all processes for a round trip or a barrier, median over the rounds
+}
+
+// Point is a point of a distribution.
+type Point struct {
+	Share float64 `json:"share"` // 0 .. 1
+	Value float64 `json:"us"`
 }
 
 // Row is the result of one scenario at one size.
 type Row struct {
-	Config Config `json:"config"`
+	Config Config `json:"config"` // with all defaults: what was in effect
+	Path   Path   `json:"path"`
 	Ours   Series `json:"ours"`
 	Yard   Series `json:"yardstick"`
 
-	// Ratio is the median over the rounds of ours / yardstick: of throughput for write and pages (higher is better), of the
-	// median latency for imm (lower is better). RatioSpread is its range.
+	// Ratio is the median over the rounds of ours / yardstick: of throughput for Write, Pages and Scatter (higher is better), of the
+	// median latency for Imm, Message and Barrier (lower is better). RatioSpread is its range.
 	Ratio       float64 `json:"ratio"`
+	RatioOf     string  `json:"ratio_of"` // "throughput" or "latency"
 	RatioSpread Spread  `json:"ratio_spread"`
-	RateRatio   float64 `json:"rate_ratio,omitempty"` // of imm: immediates per second, ours / yardstick, higher is better
+	RateRatio   float64 `json:"rate_ratio,omitempty"` // of Imm and Message: operations per second, ours / yardstick, higher is better
 
-	CorruptBytes uint64 `json:"corrupt_bytes"` // in the receiver's memory after the last round
+	CorruptBytes uint64 `json:"corrupt_bytes"` // in the receivers' memory after the last round
 }
+
+// Path is how the two sides were connected, as far as the config does not say.
+type Path struct {
+	Congestion string    `json:"congestion,omitempty"` // TCP congestion control of the yardstick's sockets; the engine picks by the same rule
+	Wait       string    `json:"wait"`                 // how a receiver waits for data
+	Devices    []string  `json:"devices,omitempty"`    // of the sender's rails, if they were named
+	Receivers  []Machine `json:"receivers,omitempty"`  // of servers on other hosts
+}
+
+// What Row.RatioOf says.
+const (
+	ofThroughput = "throughput"
+	ofLatency    = "latency"
+)
 
 func spread(xs []float64) Spread {
 	if len(xs) == 0 {
@@ -93,7 +121,9 @@ func (s *Series) finish(bytes uint64, ops int) {
 	}
 	s.GBPerS, s.OpsPerS = spread(rate), spread(opRate)
 	used := spread(cpu).Median
-	s.CPUPerGiB = used / (float64(bytes) / gib)
+	if bytes > 0 {
+		s.CPUPerGiB = used / (float64(bytes) / gib)
+	}
 	s.CPUPerOp = used / float64(ops) * 1e6
 }
 
@@ -106,28 +136,50 @@ func ratios(ours, yard []Sample) []float64 {
 	return rs
 }
 
-// trips collects round trips of Imm.
+// trips collects latencies.
 type trips struct {
 	all    []time.Duration
-	rounds []float64
-	cpu    []float64 // seconds of both processes, for each round
+	rounds []float64 // medians in microseconds
+	from   int       // where the observations of this round begin in all
 }
 
-// add takes the round trips of one round, which it sorts.
-func (t *trips) add(round []time.Duration) {
-	slices.Sort(round)
-	t.rounds = append(t.rounds, oneWay(quantile(round, 0.5)))
-	t.all = append(t.all, round...)
-}
+// grow makes room, so that no memory is taken while a sample is measured.
+func (t *trips) grow(n int) { t.all = slices.Grow(t.all, n) }
 
-func (t *trips) latency() Latency {
-	slices.Sort(t.all)
-	return Latency{
-		P50: oneWay(quantile(t.all, 0.5)), P99: oneWay(quantile(t.all, 0.99)), P999: oneWay(quantile(t.all, 0.999)),
-		Rounds:     t.rounds,
-		CPUPerTrip: spread(t.cpu).Median * 1e6 / (float64(len(t.all)) / float64(len(t.rounds))),
+func (t *trips) add(d time.Duration) { t.all = append(t.all, d) }
+
+// endRound ends a round, if it has brought anything.
+func (t *trips) endRound() {
+	round := slices.Sorted(slices.Values(t.all[t.from:]))
+	if len(round) > 0 {
+		t.rounds = append(t.rounds, micros(quantile(round, 0.5)))
 	}
+	t.from = len(t.all)
 }
 
-// oneWay is half a round trip in microseconds.
-func oneWay(trip time.Duration) float64 { return float64(trip.Nanoseconds()) / 2e3 }
+// latency is the distribution of all.
+func (t *trips) latency() Latency {
+	if len(t.all) == 0 {
+		return Latency{}
+	}
+	xs := slices.Sorted(slices.Values(t.all))
+	l := Latency{
+		Count: len(xs), P50: micros(quantile(xs, 0.5)), P99: micros(quantile(xs, 0.99)), P999: micros(quantile(xs, 0.999)),
+		Rounds: t.rounds,
+	}
+	for _, share := range cdfShares() {
+		l.CDF = append(l.CDF, Point{share, micros(quantile(xs, share))})
+	}
+	return l
+}
+
+// cdfShares are the points of a distribution: percents, and the tail in finer steps.
+func cdfShares() []float64 {
+	shares := make([]float64, 0, 106)
+	for i := range 100 {
+		shares = append(shares, float64(i)/100)
+	}
+	return append(shares, 0.995, 0.998, 0.999, 0.9995, 0.9999, 1)
+}
+
+func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"math"
+	"slices"
 	"testing"
 	"time"
 )
@@ -52,5 +53,27 @@ func TestRatiosArePaired(t *testing.T) {
 	got := spread(ratios([]Sample{{Seconds: 1}, {Seconds: 2}, {Seconds: 4}}, []Sample{{Seconds: 1}, {Seconds: 1}, {Seconds: 1}}))
 	if got != (Spread{0.5, 0.25, 1}) {
 		t.Errorf("got %v", got)
+	}
+}
+
+func TestLatencyOfRounds(t *testing.T) {
+	var l trips
+	l.grow(4)
+	for _, us := range []int{3, 1, 2} {
+		l.add(time.Duration(us) * time.Microsecond)
+	}
+	l.endRound()
+	l.endRound() // nothing was observed
+	l.add(9 * time.Microsecond)
+	l.endRound()
+	got := l.latency()
+	if got.Count != 4 || got.P50 != 2 || got.P999 != 9 || !slices.Equal(got.Rounds, []float64{2, 9}) {
+		t.Errorf("got %+v", got)
+	}
+	if first, last := got.CDF[0], got.CDF[len(got.CDF)-1]; first != (Point{0, 1}) || last != (Point{1, 9}) {
+		t.Errorf("distribution from %v to %v", first, last)
+	}
+	if l := (&trips{}).latency(); l.Count != 0 || l.CDF != nil {
+		t.Errorf("of nothing: %+v", l)
 	}
 }

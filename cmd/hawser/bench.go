@@ -2,27 +2,42 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
 
+	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/bench"
 	"github.com/hawser-project/hawser/internal/proc"
 )
 
 // benchFlags are common to all scenarios.
 type benchFlags struct {
-	Provider []string `default:"shm" placeholder:"NAME" enum:"shm,tcp" help:"Networks to measure: shm, tcp (default: ${default})."`
+	Provider []string `placeholder:"NAME" help:"Networks to measure: shm, tcp (default: shm, with --client tcp)."`
 	Rounds   int      `default:"7" help:"Samples of each side; the two sides alternate (default: ${default})."`
-	Rails    int      `default:"1" help:"Rails on each side (default: ${default})."`
+	Rails    int      `default:"1" help:"Rails on each device of each side (default: ${default})."`
 	Depth    int      `placeholder:"N" help:"Operations outstanding at once (default: by size)."`
+	Poll     string   `default:"adaptive" enum:"adaptive,busy,event" help:"How the engines look for work: adaptive, busy, event (default: ${default})."`
 	Seed     uint64   `default:"1" help:"Seed of the order of the blocks (default: ${default})."`
-	Log      string   `placeholder:"FILE" help:"Append what the engines log to FILE."`
+	Server   bool     `xor:"role" help:"Be the receiving process for clients, as hawser bench serve; what else says what to measure is the client's."`
+	Client   []string `xor:"role" placeholder:"HOST:PORT" help:"Measure to the servers at these addresses, one for each receiving process, instead of starting processes here."`
+
+	benchHostFlags
+}
+
+// benchHostFlags say how one side is reached, and who may talk to it.
+type benchHostFlags struct {
+	Device  []string `placeholder:"NAME" help:"Devices of --provider to open: of those that hawser topo lists, or any IP address of this host (default: the address of --listen or towards --client, else the first)."`
+	Listen  string   `default:"127.0.0.1:7411" placeholder:"HOST:PORT" help:"Where a server waits for clients (default: ${default}). Runs listen on other ports of the same host."`
+	KeyFile string   `name:"cluster-key-file" placeholder:"FILE" help:"File with a secret that both sides share. It is needed to listen on an address that other hosts reach."`
+	MaxPool size     `default:"4GiB" help:"Largest --pool that a server grants to clients (default: ${default})."`
+	Log     string   `placeholder:"FILE" help:"Append what the engines of this host log to FILE."`
 }
 
 // blockFlags are for the scenarios that move blocks.
 type blockFlags struct {
-	Size  []size `placeholder:"SIZE" help:"Block sizes, such as 64KiB (default: 1KiB to 32MiB)."`
+	Size  []size `placeholder:"SIZE" help:"Block sizes, such as 64KiB (default: a sweep)."`
 	Cold  bool   `xor:"cache" help:"Spread the blocks over 1 GiB on each side, much more than the caches hold."`
 	Hot   bool   `xor:"cache" help:"Use the same few blocks again and again (default)."`
 	Pool  size   `placeholder:"SIZE" help:"Memory that the blocks are spread over, on each side (default: 1 GiB cold, 4 MiB hot, or one block)."`
@@ -39,10 +54,28 @@ type (
 		blockFlags
 		Batch int `placeholder:"N" help:"Pages of one operation (default: by size)."`
 	}
+	benchScatterCmd struct {
+		benchFlags
+		blockFlags
+		Targets []int `default:"1,4,16,64" placeholder:"N" help:"Targets of one operation (default: ${default})."`
+		Peers   int   `placeholder:"N" help:"Receiving processes; the targets take turns among them (default: 1, or the number of --client). With one all targets are its."`
+	}
 	benchImmCmd struct {
 		benchFlags
 		Pings int `default:"5000" help:"Round trips per sample (default: ${default})."`
 	}
+	benchMessageCmd struct {
+		benchFlags
+		Size  []size `placeholder:"SIZE" help:"Message sizes, up to 64KiB (default: a sweep)."`
+		Pings int    `default:"5000" help:"Round trips per sample (default: ${default})."`
+	}
+	benchBarrierCmd struct {
+		benchFlags
+		Processes []int `placeholder:"N" help:"Members of the group, with this process (default: 2,3,4, or this one and every --client)."`
+		Pings     int   `name:"barriers" default:"5000" help:"Barriers per sample (default: ${default})."`
+	}
+
+	benchServeCmd struct{ benchHostFlags }
 
 	// benchPeerCmd is the receiving process.
 	benchPeerCmd struct{}
@@ -50,12 +83,27 @@ type (
 
 // Run measures single writes.
 func (c *benchWriteCmd) Run(ctx context.Context, u *ui) error {
-	return c.run(ctx, u, c.configs(bench.Write, c.blockFlags, 0))
+	return c.run(ctx, u, c.blockFlags.sizes(bench.Write, bench.Config{}))
 }
 
 // Run measures paged writes.
 func (c *benchPagesCmd) Run(ctx context.Context, u *ui) error {
-	return c.run(ctx, u, c.configs(bench.Pages, c.blockFlags, c.Batch))
+	return c.run(ctx, u, c.blockFlags.sizes(bench.Pages, bench.Config{Batch: c.Batch}))
+}
+
+// Run measures scatters.
+func (c *benchScatterCmd) Run(ctx context.Context, u *ui) error {
+	if c.Peers < 0 {
+		return usage("--peers: %d, want 1 or more", c.Peers)
+	}
+	var all []bench.Config
+	for _, n := range c.Targets {
+		if n < 1 {
+			return usage("--targets: %d, want 1 or more", n)
+		}
+		all = append(all, c.blockFlags.sizes(bench.Scatter, bench.Config{Batch: n, Peers: c.Peers})...)
+	}
+	return c.run(ctx, u, all)
 }
 
 // Run measures immediates.
@@ -63,63 +111,169 @@ func (c *benchImmCmd) Run(ctx context.Context, u *ui) error {
 	if c.Pings < 1 {
 		return usage("--pings: %d, want 1 or more", c.Pings)
 	}
-	configs := c.configs(bench.Imm, blockFlags{Size: []size{8}}, 0)
-	for i := range configs {
-		configs[i].Pings = c.Pings
+	return c.run(ctx, u, []bench.Config{{Kind: bench.Imm, Pings: c.Pings}})
+}
+
+// Run measures messages.
+func (c *benchMessageCmd) Run(ctx context.Context, u *ui) error {
+	if c.Pings < 1 {
+		return usage("--pings: %d, want 1 or more", c.Pings)
 	}
-	return c.run(ctx, u, configs)
+	return c.run(ctx, u, (&blockFlags{Size: c.Size}).sizes(bench.Message, bench.Config{Pings: c.Pings}))
+}
+
+// Run measures barriers.
+func (c *benchBarrierCmd) Run(ctx context.Context, u *ui) error {
+	processes := c.Processes
+	switch {
+	case c.Pings < 1:
+		return usage("--barriers: %d, want 1 or more", c.Pings)
+	case len(processes) == 0 && len(c.Client) > 0:
+		processes = []int{len(c.Client) + 1}
+	case len(processes) == 0:
+		processes = []int{2, 3, 4}
+	}
+	var all []bench.Config
+	for _, n := range processes {
+		if n < 2 {
+			return usage("--processes: %d, want 2 or more", n)
+		}
+		all = append(all, bench.Config{Kind: bench.Barrier, Pings: c.Pings, Peers: n - 1})
+	}
+	return c.run(ctx, u, all)
 }
 
 // Run serves the measuring process.
 func (benchPeerCmd) Run(ctx context.Context) error { return bench.Serve(ctx) }
 
-func (f *benchFlags) configs(kind bench.Kind, b blockFlags, batch int) []bench.Config {
+// Help is about two hosts.
+func (benchServeCmd) Help() string {
+	return `
+A serves, B measures; A has address 10.0.0.1:
+
+  A and B: a file with the same secret, made once by: head -c 32 /dev/urandom | base64 >key
+  A: hawser bench serve --listen 10.0.0.1:7411 --cluster-key-file key
+  B: hawser bench pages --client 10.0.0.1:7411 --cluster-key-file key
+
+Both are of one release. B must reach every TCP port of A. Clients take turns. What travels is not encrypted.`
+}
+
+// Run serves clients until interrupted.
+func (c *benchServeCmd) Run(ctx context.Context, u *ui) error { return c.serve(ctx, u) }
+
+func (f *benchHostFlags) host() (h bench.Host, err error) {
+	h = bench.Host{Devices: f.Device, Log: f.Log}
+	h.ClusterKey, err = (&hostFlags{KeyFile: f.KeyFile}).key()
+	return h, err
+}
+
+func (f *benchHostFlags) serve(ctx context.Context, u *ui) error {
+	h, err := f.host()
+	if err != nil {
+		return err
+	}
+	h.Listen = f.Listen
+	if len(h.ClusterKey) == 0 && !loopback(f.Listen) {
+		return usage("--listen %s: other hosts reach it: give --cluster-key-file, the same on both sides", f.Listen)
+	}
+	if f.MaxPool < 1 {
+		return usage("--max-pool: %v, want 1 B or more", f.MaxPool)
+	}
+	var lost error
+	err = bench.Server{
+		Host: h, MaxPool: uint64(f.MaxPool), Tell: u.printf,
+		Ready: func(addrs []string) {
+			u.printf("serving at %s, one client after the other, until interrupted\n", addrs[0])
+			lost = u.line(map[string]any{"addrs": addrs})
+		},
+	}.Run(ctx)
+	if errors.Is(err, hawser.ErrInvalid) {
+		return &usageError{err}
+	}
+	return errors.Join(err, lost)
+}
+
+// sizes are a config of every size.
+func (b *blockFlags) sizes(kind bench.Kind, c bench.Config) []bench.Config {
 	sizes := b.Size
 	if len(sizes) == 0 {
-		for _, s := range bench.Sizes() {
+		for _, s := range kind.Sizes() {
 			sizes = append(sizes, size(s))
 		}
 	}
 	var all []bench.Config
-	for _, p := range f.Provider {
-		for _, s := range sizes {
-			all = append(all, bench.Config{
-				Kind: kind, Provider: p, Size: uint64(s), Pool: uint64(b.Pool), Bytes: uint64(b.Bytes), Rounds: f.Rounds,
-				Depth: f.Depth, Batch: batch, Rails: f.Rails, Cold: b.Cold, Seed: f.Seed, Log: f.Log,
-			})
-		}
+	for _, s := range sizes {
+		c.Kind, c.Size, c.Pool, c.Bytes, c.Cold = kind, uint64(s), uint64(b.Pool), uint64(b.Bytes), b.Cold
+		all = append(all, c)
 	}
 	return all
 }
 
-// check refuses zeros that package bench would take for a default.
-func (f *benchFlags) check() error {
+// configs completes configs, for every network.
+func (f *benchFlags) configs(of []bench.Config) ([]bench.Config, error) {
+	// Zeros are refused that package bench would take for a default.
 	switch {
-	case len(f.Provider) == 0:
-		return usage("--provider is empty, want shm, tcp or both")
 	case f.Rounds < 1:
-		return usage("--rounds: %d, want 1 or more", f.Rounds)
+		return nil, usage("--rounds: %d, want 1 or more", f.Rounds)
+	case f.Provider != nil && len(f.Provider) == 0:
+		return nil, usage("--provider is empty, want shm, tcp or both")
 	case f.Rails < 1:
-		return usage("--rails: %d, want 1 or more", f.Rails)
+		return nil, usage("--rails: %d, want 1 or more", f.Rails)
 	}
-	return nil
-}
-
-func (f *benchFlags) run(ctx context.Context, u *ui, configs []bench.Config) error {
-	if err := f.check(); err != nil {
-		return err
-	}
-	for _, c := range configs {
-		if err := c.Check(); err != nil {
-			return &usageError{err}
+	networks := f.Provider
+	if len(networks) == 0 {
+		networks = []string{"shm"}
+		if len(f.Client) > 0 {
+			networks = []string{"tcp"}
 		}
 	}
-	r := bench.Report{Machine: bench.ThisMachine(), Revision: thisVersion().Revision, Command: os.Args, Began: time.Now().UTC()}
+	var all []bench.Config
+	for _, p := range networks {
+		if _, err := bench.Provider(p); err != nil {
+			return nil, usage("--provider: %w", err)
+		}
+		for _, c := range of {
+			c.Provider, c.Rounds, c.Rails, c.Depth, c.Poll, c.Seed = p, f.Rounds, f.Rails, f.Depth, f.Poll, f.Seed
+			switch n := len(f.Client); {
+			case n == 0:
+			case c.Peers == 0:
+				c.Peers = n
+			case c.Peers != n:
+				return nil, usage("--client: %d servers for %d receiving processes", n, c.Peers)
+			}
+			if err := c.Check(); err != nil {
+				return nil, &usageError{err}
+			}
+			all = append(all, c)
+		}
+	}
+	return all, nil
+}
+
+func (f *benchFlags) run(ctx context.Context, u *ui, of []bench.Config) error {
+	if f.Server {
+		return f.serve(ctx, u)
+	}
+	configs, err := f.configs(of)
+	if err != nil {
+		return err
+	}
+	h, err := f.host()
+	if err != nil {
+		return err
+	}
+	site := bench.Site{Spec: proc.Spec{Args: []string{"bench", "receive"}}, Servers: f.Client, Host: h}
+	r := bench.Report{
+		Schema: bench.Schema, Machine: bench.ThisMachine(), Revision: thisVersion().Revision, Command: os.Args, Began: time.Now().UTC(),
+	}
 	u.printf("%s, %d cores, linux %s; %d rounds after a warm-up, hawser and the yardstick alternate; median (min .. max)\n",
 		r.Machine.CPU, r.Machine.Cores, r.Machine.Kernel, f.Rounds)
 	var failed error
 	for i, c := range configs {
-		row, err := bench.Run(ctx, c, proc.Spec{Args: []string{"bench", "receive"}}, func(round, rounds int) {
+		if len(f.Client) > 0 {
+			u.status.show("bench %s over %s: waiting for the server's turn (%d of %d)", c.Kind, c.Provider, i+1, len(configs))
+		}
+		row, err := site.Run(ctx, c, func(round, rounds int) {
 			done := "warming up"
 			if round > 0 {
 				done = fmt.Sprintf("round %d of %d", round, rounds)
@@ -141,53 +295,4 @@ func (f *benchFlags) run(ctx context.Context, u *ui, configs []bench.Config) err
 		}
 	}
 	return failed
-}
-
-func printRows(u *ui, rows []bench.Row) {
-	if rows[0].Config.Kind == bench.Imm {
-		printImm(u, rows)
-		return
-	}
-	var cells [][]string
-	for _, r := range rows {
-		memory := "hot, "
-		if r.Config.Cold {
-			memory = "cold, "
-		}
-		cells = append(cells, []string{
-			size(r.Config.Size).String(), r.Config.Provider, memory + size(r.Config.Pool).String(),
-			spreadText(r.Ours.GBPerS, "%.2f"), spreadText(r.Yard.GBPerS, "%.2f"), spreadText(r.RatioSpread, "%.2f"),
-			fmt.Sprintf("%.3g", r.Ours.OpsPerS.Median/1e6), fmt.Sprintf("%.3f", r.Ours.CPUPerGiB), fmt.Sprintf("%.3f", r.Yard.CPUPerGiB), r.Yard.Name,
-		})
-	}
-	u.table(string(rows[0].Config.Kind)+"; ratio: hawser / yardstick, higher is better", []string{
-		"block", "network", "pool", "hawser GB/s", "yardstick GB/s", "ratio", "hawser M op/s", "hawser CPU s/GiB", "yardstick CPU s/GiB", "yardstick",
-	}, cells)
-}
-
-func printImm(u *ui, rows []bench.Row) {
-	var cells [][]string
-	for _, r := range rows {
-		for _, s := range []bench.Series{r.Ours, r.Yard} {
-			ratio, rate := "", ""
-			if s.Name == r.Ours.Name {
-				ratio, rate = spreadText(r.RatioSpread, "%.2f"), fmt.Sprintf("%.2f", r.RateRatio)
-			}
-			cells = append(cells, []string{
-				s.Name, fmt.Sprintf("%.1f", s.Latency.P50), fmt.Sprintf("%.1f", s.Latency.P99), fmt.Sprintf("%.1f", s.Latency.P999),
-				fmt.Sprintf("%.1f", s.Latency.CPUPerTrip), ratio, spreadText(scaled(s.OpsPerS, 1e-6), "%.3f"), fmt.Sprintf("%.2f", s.CPUPerOp), rate,
-			})
-		}
-	}
-	u.table("imm: 8 bytes and an immediate; latency is one way, half a round trip; ratio: hawser / yardstick, of latency lower is better, of rate higher", []string{
-		"", "p50 us", "p99 us", "p99.9 us", "CPU us/trip", "latency ratio", "M imm/s", "CPU us/imm", "rate ratio",
-	}, cells)
-}
-
-func spreadText(s bench.Spread, format string) string {
-	return fmt.Sprintf(format+" ("+format+" .. "+format+")", s.Median, s.Min, s.Max)
-}
-
-func scaled(s bench.Spread, f float64) bench.Spread {
-	return bench.Spread{Median: s.Median * f, Min: s.Min * f, Max: s.Max * f}
 }

@@ -3,7 +3,7 @@
 //	hawser demo                    replay a generated trace over every built-in network, with content checks
 //	hawser kv replay               the same with your own trace, model shape, speed and faults
 //	hawser kv prefill, kv decode   the two sides of it, each on its own
-//	hawser bench write|pages|imm   speed against a yardstick in the same run
+//	hawser bench SCENARIO          speed against a yardstick in the same run, on one host or two (imm, write, pages, scatter, barrier, message)
 //	hawser topo                    what could be used here, and why something cannot
 //	hawser version
 //

@@ -31,13 +31,17 @@ type cli struct {
 		Decode  decodeCmd  `cmd:"" help:"Replay a trace against the prefiller at an address."`
 	} `cmd:"" name:"kv" help:"Transfer of KV caches between a prefiller and a decoder."`
 	Bench struct {
-		Write   benchWriteCmd `cmd:"" help:"Single writes with an immediate each."`
-		Pages   benchPagesCmd `cmd:"" help:"Paged writes, one immediate per page."`
-		Imm     benchImmCmd   `cmd:"" help:"Writes of 8 bytes with an immediate: latency and rate."`
-		Versus  versusCmd     `cmd:"" help:"Hawser and what else moves bytes, interleaved on the same work. It installs the others into a folder that it removes."`
-		Receive benchPeerCmd  `cmd:"" hidden:""`
-		Drive   driveCmd      `cmd:"" hidden:""`
-	} `cmd:"" help:"Speed between two processes, against a yardstick in the same run."`
+		Imm     benchImmCmd     `cmd:"" help:"Writes of 8 bytes with an immediate: latency and rate."`
+		Write   benchWriteCmd   `cmd:"" help:"Single writes with an immediate each."`
+		Pages   benchPagesCmd   `cmd:"" help:"Paged writes, one immediate per page."`
+		Scatter benchScatterCmd `cmd:"" help:"Writes to many targets in one request, one immediate per target."`
+		Barrier benchBarrierCmd `cmd:"" help:"Barriers of a group of processes: latency."`
+		Message benchMessageCmd `cmd:"" help:"Messages: latency and rate."`
+		Serve   benchServeCmd   `cmd:"" help:"Be the receiving process for clients on other hosts, until interrupted."`
+		Versus  versusCmd       `cmd:"" help:"Hawser and what else moves bytes, interleaved on the same work. It installs the others into a folder that it removes."`
+		Receive benchPeerCmd    `cmd:"" hidden:""`
+		Drive   driveCmd        `cmd:"" hidden:""`
+	} `cmd:"" help:"Speed between processes on one host or two, against a yardstick in the same run."`
 	Topo    topoCmd    `cmd:"" help:"List the networks that can be used here, and why others cannot."`
 	Version versionCmd `cmd:"" help:"Print the version."`
 }
