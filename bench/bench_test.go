@@ -148,7 +148,7 @@ func checkRow(t *testing.T, row Row) {
 	if !(l.P50 > 0 && l.P50 <= l.P99 && l.P99 <= l.P999) || len(l.Rounds) != 3 || l.Count < 3 || len(l.CDF) == 0 {
 		t.Errorf("latency is %+v", l)
 	}
-	if trips := row.RatioOf == ofLatency; trips != (row.Yard.Latency.Count > 0) || trips != (l.CPUPerTrip > 0) {
+	if trips := row.RatioOf == OfLatency; trips != (row.Yard.Latency.Count > 0) || trips != (l.CPUPerTrip > 0) {
 		t.Errorf("ratio of %s, the yardstick's latency is %+v", row.RatioOf, row.Yard.Latency)
 	}
 	if tcp := row.Config.Provider == tcpName; tcp != (row.Path.Congestion != "") || row.Path.Wait == "" {

@@ -22,7 +22,7 @@ func (s *Session) fill(row *Row) {
 		}
 	}
 	throughput := spread(ratios(row.Ours.Samples, row.Yard.Samples))
-	row.Ratio, row.RatioOf, row.RatioSpread = throughput.Median, ofThroughput, throughput
+	row.Ratio, row.RatioOf, row.RatioSpread = throughput.Median, OfThroughput, throughput
 	if !s.scenario.measures[0].latency {
 		return
 	}
@@ -30,7 +30,7 @@ func (s *Session) fill(row *Row) {
 	for i, mine := range first.lat[ours].rounds {
 		rs = append(rs, mine/first.lat[yard].rounds[i])
 	}
-	row.RatioOf, row.RatioSpread = ofLatency, spread(rs)
+	row.RatioOf, row.RatioSpread = OfLatency, spread(rs)
 	if len(s.results) > 1 {
 		row.RateRatio = row.Ratio
 	}

@@ -79,8 +79,8 @@ type Path struct {
 
 // What Row.RatioOf says.
 const (
-	ofThroughput = "throughput"
-	ofLatency    = "latency"
+	OfThroughput = "throughput"
+	OfLatency    = "latency"
 )
 
 func spread(xs []float64) Spread {
