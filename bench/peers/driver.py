@@ -40,6 +40,7 @@ CLONE_NEWNET = 0x40000000
 CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
 LOOPBACK = ("127.0.0.1", "127.0.0.0/8")  # what a new namespace's lo comes up with
 BLANK = 0xFF  # each byte of a destination before the first sample
+PART = 4 << 20  # bytes of a pool that are stamped or compared at a time
 WORD = 8  # bytes; a slot is stamped with words that name seed, slot and place
 
 
@@ -77,6 +78,8 @@ class Case:
             raise Refusal(f"depth {case.depth}, batch {case.batch}: want at least 1")
         if case.scenario == "pages" and not case.order:
             raise Refusal("scenario pages: no order file")
+        if case.scenario != "pages":  # which use no more memory than is in flight
+            case.pool = min(case.pool, max(case.depth, case.batch) * case.size)
         return case
 
     @property
@@ -90,8 +93,7 @@ class Case:
         if self.scenario == "latency":
             return numpy.zeros((1, 2), numpy.int64)
         if self.scenario == "rate":
-            slots = min(self.depth, self.slots)
-            return numpy.arange(slots).repeat(2).reshape(-1, 2)
+            return numpy.arange(self.slots).repeat(2).reshape(-1, 2)
         pairs = numpy.fromfile(self.order, "<u4").astype(numpy.int64)
         if len(pairs) != 2 * self.slots or pairs.max() >= self.slots:
             raise Refusal(f"order file {self.order}: want {self.slots} pairs of slots below {self.slots}")
@@ -112,27 +114,37 @@ class Pool:
         self.slots = self.bytes[: case.slots * case.size].view("<u8").reshape(case.slots, -1)
         self.bytes[:] = BLANK
 
-    def stamp(self):
-        for slot in range(self.case.slots):
-            self.slots[slot] = self.stamped(slot)
+    def parts(self):
+        """The slots, in ranges whose temporary copies stay small."""
+        step = max(1, PART // self.case.size)
+        return (slice(start, start + step) for start in range(0, self.case.slots, step))
 
-    def stamped(self, slot):
+    def stamp(self):
         import numpy
 
-        return numpy.arange(self.slots.shape[1], dtype="<u8") | numpy.uint64(self.case.seed << 48 | slot << 24)
+        slots = numpy.arange(self.case.slots)
+        for part in self.parts():
+            self.slots[part] = self.content(slots[part])
+
+    def content(self, origins):
+        """What slots hold that were copied from origins; below 0: from nowhere."""
+        import numpy
+
+        words = numpy.arange(self.slots.shape[1], dtype="<u8") | (self.case.seed << 48 | origins << 24).astype("<u8")[:, None]
+        words.view("u1")[origins < 0] = BLANK
+        return words
 
     def corrupt(self, route):
         """Bytes that differ from a blank pool into which route was copied."""
         import numpy
 
-        source = numpy.full(self.case.slots, -1)
-        source[route[:, 1]] = route[:, 0]
-        blank = numpy.frombuffer(bytes([BLANK]) * self.case.size, "<u8")
+        origins = numpy.full(self.case.slots, -1)
+        origins[route[:, 1]] = route[:, 0]
         wrong = 0
-        for slot, origin in enumerate(source):
-            want = blank if origin < 0 else self.stamped(int(origin))
-            if not numpy.array_equal(want, self.slots[slot]):
-                wrong += int((want.view("u1") != self.slots[slot].view("u1")).sum())
+        for part in self.parts():
+            want, have = self.content(origins[part]), self.slots[part]
+            if not numpy.array_equal(want, have):
+                wrong += int((want.view("u1") != have.view("u1")).sum())
         return wrong
 
 

@@ -3,6 +3,8 @@ another without a metadata server, batches of writes over its TCP transport."""
 
 import os
 import sys
+import time
+from collections import deque
 
 # A script's directory comes first in the path, where this file would hide the
 # package of the same name.
@@ -16,6 +18,7 @@ DISTRIBUTIONS = ("mooncake-transfer-engine-non-cuda",)
 TCP_ONLY = True  # the wheel has no transport through shared memory
 
 HOST = "127.0.0.1"
+NAP = 50e-6  # seconds between two looks at a write
 
 
 def environment(case):
@@ -30,17 +33,12 @@ def environment(case):
     return {name: os.environ.get(name, value) for name, value in chosen.items()}
 
 
-def refuse(case):
-    if case.scenario != "pages":
-        raise driver.Refusal("not measured")
-
-
 class Engine:
     """What both ends have: an engine that registered the pool."""
 
     def __init__(self, case, pool, link):
         try:
-            from mooncake.engine import TransferEngine
+            from mooncake.engine import TransferEngine, TransferNotify
         except ImportError as error:
             raise RuntimeError(f"mooncake.engine does not load: {error}") from error
         self.case, self.link = case, link
@@ -49,50 +47,78 @@ class Engine:
             raise RuntimeError("TransferEngine.initialize failed")
         if self.engine.register_memory(pool.address, case.pool):
             raise RuntimeError("TransferEngine.register_memory failed")
+        self.write, self.notification = TransferEngine.TransferOpcode.Write, TransferNotify("bench", "moved")
         self.address = pool.address
         name = f"{HOST}:{self.engine.get_rpc_port()}"
         self.other, self.there = link.exchange((name, pool.address))
+
+    def notify(self, blocks):
+        """Writes blocks and, once they are there, tells the other application."""
+        sources, destinations = map(list, zip(*blocks))
+        sizes = [self.case.size] * len(blocks)
+        if self.engine.batch_transfer_sync(self.other, sources, destinations, sizes, self.write, self.notification):
+            raise RuntimeError("batch_transfer_sync failed")
 
 
 class Sender(Engine):
     def __init__(self, case, pool, link):
         super().__init__(case, pool, link)
         self.route = case.route()
-        self.window = max(1, case.depth // case.batch)
-        self.batches = []
-        self.settings = f"{self.window} in flight"
+        self.blocks = []  # (source, destination) addresses of a sample
+        told = "TCP over loopback, the only transport of this wheel within a host; connection pool on; "
+        self.settings = told + {
+            "pages": f"a write per block, {case.depth} in flight, looked at every {NAP * 1e6:.0f} us; a message on a socket after the last",
+            "latency": "a write with a notification each way, both sides polling",
+            "rate": f"batches of {case.batch} writes, one at a time, each with a notification that counts for all of them",
+        }[case.scenario]
 
     def prepare(self, first):
         import numpy
 
-        case = self.case
-        pairs = self.route[(first + numpy.arange(case.count)) % len(self.route)] * case.size
-        sources, targets = (pairs[:, 0] + self.address).tolist(), (pairs[:, 1] + self.there).tolist()
-        self.batches = []
-        for start in range(0, case.count, case.batch):
-            part = slice(start, start + case.batch)
-            self.batches.append((sources[part], targets[part], [case.size] * len(sources[part])))
+        pairs = self.route[(first + numpy.arange(self.case.count)) % len(self.route)] * self.case.size
+        self.blocks = list(zip((pairs[:, 0] + self.address).tolist(), (pairs[:, 1] + self.there).tolist()))
+        if self.case.scenario == "latency":
+            self.link.ask(("pong", self.case.pings))
+        elif self.case.scenario == "rate":
+            self.link.ask(("count", -(-self.case.count // self.case.batch)))
 
     def sample(self, first):
-        mode = os.environ.get("PEER_MOONCAKE", "async")
-        if mode == "sync":
-            for batch in self.batches:
-                if self.engine.batch_transfer_sync_write(self.other, *batch):
-                    raise RuntimeError("batch_transfer_sync_write failed")
-        else:
-            flight = []
-            for batch in self.batches:
-                if len(flight) >= self.window:
-                    if self.engine.get_batch_transfer_status([flight.pop(0)]):
-                        raise RuntimeError("a batch failed")
-                number = self.engine.batch_transfer_async_write(self.other, *batch)
-                if not number:
-                    raise RuntimeError("batch_transfer_async_write failed")
-                flight.append(number)
-            if self.engine.get_batch_transfer_status(flight):
-                raise RuntimeError("a batch failed")
-        self.link.ask(("written", self.case.count))
+        if self.case.scenario == "latency":
+            return self.ping()
+        if self.case.scenario == "rate":
+            for start in range(0, len(self.blocks), self.case.batch):
+                self.notify(self.blocks[start : start + self.case.batch])
+            self.link.hear()
+            return {}
+        flight = deque()
+        for source, destination in self.blocks:
+            if len(flight) >= self.case.depth:
+                self.wait(flight.popleft())
+            number = self.engine.transfer_submit_write(self.other, source, destination, self.case.size)
+            if not number:
+                raise RuntimeError("transfer_submit_write failed")
+            flight.append(number)
+        for number in flight:
+            self.wait(number)
+        self.link.ask(("written",))
         return {}
+
+    def wait(self, number):
+        # Naps, since a thread of the library does the work: polling without a
+        # pause takes a core from it.
+        while not (state := self.engine.transfer_check_status(number)):
+            time.sleep(NAP)
+        if state < 0:
+            raise RuntimeError(f"a write failed: transfer_check_status gave {state}")
+
+    def ping(self):
+        trips = []
+        for _ in range(self.case.pings):
+            start = time.perf_counter()
+            self.notify([(self.address, self.there)])
+            self.link.spin(self.engine.get_notifies)
+            trips.append(time.perf_counter() - start)
+        return driver.percentiles(trips)
 
     def settle(self):
         pass
@@ -101,6 +127,18 @@ class Sender(Engine):
 class Receiver(Engine):
     def serve(self, request):
         self.link.tell("known")
+        if request[0] == "pong":
+            for _ in range(request[1]):
+                self.link.spin(self.engine.get_notifies)
+                self.notify([(self.address, self.there)])
+        elif request[0] == "count":
+            self.missing = request[1]
+            self.link.spin(self.counted)
+            self.link.tell("counted")
+
+    def counted(self):
+        self.missing -= len(self.engine.get_notifies())
+        return self.missing <= 0
 
 
 sender, receiver = Sender, Receiver

@@ -100,44 +100,40 @@ class Sender(Agent):
     def __init__(self, case, pool, link):
         super().__init__("sender", case, pool, link)
         self.route = case.route()
-        self.step = case.batch if case.scenario == "pages" else 1
-        self.window = max(1, case.depth // self.step)
-        self.handles = {}  # by place in the route
-        self.posted = []
-        transports = os.environ["UCX_TLS"]
+        # Large blocks fill fewer than the lists asked for: several must be in flight.
+        self.step = max(1, min(case.batch, case.slots // 4, case.count // 4))
+        # A transfer is posted again only once it is done.
+        self.window = max(1, min(case.depth, len(self.route)) // self.step)
+        self.transfers = {}  # by place in the route and length
+        self.posts = []  # the transfers of a sample
         thread = "a progress thread" if self.progress else "no progress thread"
-        blocks = {
-            "pages": f"transfers of {self.step} prepared descriptors, {self.window} in flight, a notification with each",
-            "latency": "one descriptor and a notification each way",
-            "rate": f"transfers of 1 descriptor, {self.window} in flight, a notification with each",
-        }[case.scenario]
-        self.settings = f"UCX_TLS={transports}; an agent per process with {thread}, both polling; {blocks}"
+        blocks = "one descriptor and a notification each way"
+        if case.scenario != "latency":
+            blocks = f"writes of {self.step} prepared descriptors, {self.window} in flight, each with a notification that counts for all of them"
+        self.settings = f"UCX_TLS={os.environ['UCX_TLS']}; an agent per process with {thread}, both polling; {blocks}"
 
     def prepare(self, first):
-        case, length = self.case, len(self.route)
-        count = case.count if case.scenario == "pages" else length
-        starts = [(first + i) % length for i in range(0, count, self.step)]
-        rest = count % self.step
-        self.posted = []
-        for number, start in enumerate(starts):
-            size = rest if rest and number == len(starts) - 1 else self.step
-            key = start, size
-            if key not in self.handles:
-                places = [(start + i) % length for i in range(size)]
-                self.handles[key] = self.transfer(self.route[places])
-            self.posted.append(self.handles[key])
-        if case.scenario == "rate":
-            self.posted = [self.posted[i % length] for i in range(case.count)]
-        if case.scenario != "latency":
-            self.link.ask(("count", len(self.posted)))
-        else:
-            self.link.ask(("pong", case.pings))
+        if self.case.scenario == "latency":
+            self.posts = [self.made(0, 1)]
+            self.link.ask(("pong", self.case.pings))
+            return
+        count = self.case.count
+        self.posts = [self.made(first + start, min(self.step, count - start)) for start in range(0, count, self.step)]
+        self.link.ask(("count", len(self.posts)))
+
+    def made(self, start, length):
+        """The transfer of length blocks from a place in the route."""
+        key = start % len(self.route), length
+        if key not in self.transfers:
+            places = [(start + i) % len(self.route) for i in range(length)]
+            self.transfers[key] = self.transfer(self.route[places])
+        return self.transfers[key]
 
     def sample(self, first):
         if self.case.scenario == "latency":
             return self.ping()
         pending = deque()
-        for handle in self.posted:
+        for handle in self.posts:
             if len(pending) >= self.window:
                 oldest = pending.popleft()
                 if not self.done(oldest):
@@ -150,7 +146,7 @@ class Sender(Agent):
         return {}
 
     def ping(self):
-        handle = self.posted[0]
+        handle = self.posts[0]
         trips = []
         for _ in range(self.case.pings):
             start = time.perf_counter()
