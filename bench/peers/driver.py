@@ -20,9 +20,8 @@ import json
 import mmap
 import multiprocessing
 import os
-import shutil
 import signal
-import subprocess
+import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -33,12 +32,10 @@ STALL_SECONDS = 20
 SPINS_PER_LOOK = 4096
 # How long the receiving process may take to leave once its link is closed.
 LEAVE_SECONDS = 5
-# From linux/prctl.h and linux/sched.h.
+# From linux/prctl.h and linux/tcp.h.
 PR_SET_PDEATHSIG = 1
-CLONE_NEWNET = 0x40000000
+CONGESTION_NAME_MAX = 16
 
-CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
-LOOPBACK = ("127.0.0.1", "127.0.0.0/8")  # what a new namespace's lo comes up with
 BLANK = 0xFF  # each byte of a destination before the first sample
 PART = 4 << 20  # bytes of a pool that are stamped or compared at a time
 WORD = 8  # bytes; a slot is stamped with words that name seed, slot and place
@@ -54,15 +51,14 @@ class Case:
 
     scenario: str
     transport: str
-    size: int
-    pool: int
-    count: int = 0
-    depth: int = 64
-    batch: int = 16
-    pings: int = 0
+    size: int  # bytes of a block
+    pool: int  # bytes on each side
+    count: int = 0  # blocks of a sample
+    depth: int = 1  # batches in flight
+    batch: int = 1  # blocks
+    pings: int = 0  # round trips
     order: str = ""
     seed: int = 1
-    congestion: str = ""
 
     @classmethod
     def parse(cls, request):
@@ -74,12 +70,13 @@ class Case:
             raise Refusal(f"transport {case.transport!r}: want shm or tcp")
         if case.size < WORD or case.size % WORD or case.pool < case.size:
             raise Refusal(f"size {case.size}, pool {case.pool}: want a size that is a multiple of {WORD} and at most the pool")
-        if min(case.depth, case.batch) < 1:
-            raise Refusal(f"depth {case.depth}, batch {case.batch}: want at least 1")
+        for name in ("depth", "batch", "pings" if case.scenario == "latency" else "count"):
+            if getattr(case, name) < 1:
+                raise Refusal(f"{name} {getattr(case, name)}: want at least 1")
         if case.scenario == "pages" and not case.order:
             raise Refusal("scenario pages: no order file")
         if case.scenario != "pages":  # which use no more memory than is in flight
-            case.pool = min(case.pool, max(case.depth, case.batch) * case.size)
+            case.pool = min(case.pool, case.depth * case.batch * case.size)
         return case
 
     @property
@@ -213,26 +210,12 @@ def percentiles(round_trips):
     return {"p50": float(p50), "p99": float(p99), "p999": float(p999)}
 
 
-def congest(case):
-    """Has the sockets of this process and its children use the congestion
-    control of the case, which a library's user cannot set per socket: in a
-    network namespace of their own, as an attribute of the route. Returns what
-    they use, for the settings."""
-    with open(CONGESTION) as current:
-        used = current.read().strip()
-    if case.congestion in ("", used):
-        return f"{used} congestion control"
-    kept = f"{used} congestion control ({case.congestion} not set: "
-    ip = shutil.which("ip", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-    if not ip:
-        return kept + "no ip command)"
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(CLONE_NEWNET):
-        return kept + f"unshare: {os.strerror(ctypes.get_errno())})"
-    subprocess.run([ip, "link", "set", "lo", "up"], check=True)
-    for route in LOOPBACK:
-        subprocess.run([ip, *f"route replace table local local {route} dev lo proto kernel scope host src 127.0.0.1 congctl {case.congestion}".split()], check=True)
-    return f"{case.congestion} congestion control on a loopback of its own"
+def congestion():
+    """The congestion control of the sockets that this process makes. Neither
+    library has a setting for it: it is the system's, or a preloaded one's."""
+    with socket.socket() as any_socket:
+        name = any_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_NAME_MAX)
+    return name.split(b"\0")[0].decode() + " congestion control"
 
 
 def version(names):
@@ -284,7 +267,7 @@ class Driver:
         if hasattr(peer, "refuse"):
             peer.refuse(case)
         os.environ.update(OPENBLAS_NUM_THREADS="1", **peer.environment(case))
-        network = congest(case) if case.transport == "tcp" or peer.TCP_ONLY else ""
+        network = congestion() if case.transport == "tcp" or peer.TCP_ONLY else ""
         ours, theirs = multiprocessing.Pipe()
         me = os.getpid()
         child = os.fork()

@@ -9,6 +9,7 @@ from collections import deque
 # A script's directory comes first in the path, where this file would hide the
 # package of the same name.
 here = os.path.dirname(os.path.abspath(__file__))
+sys.dont_write_bytecode = True
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here] + [here]
 
 import driver  # noqa: E402
@@ -19,6 +20,9 @@ TCP_ONLY = True  # the wheel has no transport through shared memory
 
 HOST = "127.0.0.1"
 NAP = 50e-6  # seconds between two looks at a write
+WRITES = 512  # in flight at most: the transport refuses more than it can queue
+# A notification is a TCP connection of its own: more would take minutes.
+NOTIFICATIONS = 10_000
 
 
 def environment(case):
@@ -31,6 +35,13 @@ def environment(case):
     }
     # A user's own choice wins, so that others can be tried.
     return {name: os.environ.get(name, value) for name, value in chosen.items()}
+
+
+def refuse(case):
+    if case.scenario == "rate" and case.count > NOTIFICATIONS * case.batch:
+        raise driver.Refusal(
+            f"each notification of the receiver opens a TCP connection, a few thousand a second: {case.count} messages would take a minute"
+        )
 
 
 class Engine:
@@ -64,10 +75,11 @@ class Sender(Engine):
     def __init__(self, case, pool, link):
         super().__init__(case, pool, link)
         self.route = case.route()
+        self.window = min(case.depth * case.batch, WRITES)
         self.blocks = []  # (source, destination) addresses of a sample
         told = "TCP over loopback, the only transport of this wheel within a host; connection pool on; "
         self.settings = told + {
-            "pages": f"a write per block, {case.depth} in flight, looked at every {NAP * 1e6:.0f} us; a message on a socket after the last",
+            "pages": f"a write per block, {self.window} in flight, looked at every {NAP * 1e6:.0f} us; a message on a socket after the last",
             "latency": "a write with a notification each way, both sides polling",
             "rate": f"batches of {case.batch} writes, one at a time, each with a notification that counts for all of them",
         }[case.scenario]
@@ -92,7 +104,7 @@ class Sender(Engine):
             return {}
         flight = deque()
         for source, destination in self.blocks:
-            if len(flight) >= self.case.depth:
+            if len(flight) >= self.window:
                 self.wait(flight.popleft())
             number = self.engine.transfer_submit_write(self.other, source, destination, self.case.size)
             if not number:

@@ -9,6 +9,7 @@ from collections import deque
 # A script's directory comes first in the path, where this file would hide the
 # package of the same name.
 here = os.path.dirname(os.path.abspath(__file__))
+sys.dont_write_bytecode = True
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here] + [here]
 
 import driver  # noqa: E402
@@ -17,8 +18,9 @@ NAME = "nixl"
 DISTRIBUTIONS = ("nixl-cu12", "nixl-cu13")
 TCP_ONLY = False
 
-# UCX transports of a case.
-TRANSPORTS = {"tcp": "tcp,self", "shm": "posix,cma,self"}
+# UCX transports of a case. Within a host, cma would have one process copy; without
+# it both do, through a queue in shared memory, in about half the time.
+TRANSPORTS = {"tcp": "tcp,self", "shm": "posix,self"}
 DONE = b"done"
 MOVED = b"moved"
 
@@ -100,16 +102,15 @@ class Sender(Agent):
     def __init__(self, case, pool, link):
         super().__init__("sender", case, pool, link)
         self.route = case.route()
-        # Large blocks fill fewer than the lists asked for: several must be in flight.
-        self.step = max(1, min(case.batch, case.slots // 4, case.count // 4))
-        # A transfer is posted again only once it is done.
-        self.window = max(1, min(case.depth, len(self.route)) // self.step)
-        self.transfers = {}  # by place in the route and length
+        # A transfer is posted again only once it is done: where those in flight
+        # go around the pool, there are several of each.
+        self.laps = -(-case.depth * case.batch // len(self.route))
+        self.transfers = {}  # by place in the route, length and lap
         self.posts = []  # the transfers of a sample
         thread = "a progress thread" if self.progress else "no progress thread"
         blocks = "one descriptor and a notification each way"
         if case.scenario != "latency":
-            blocks = f"writes of {self.step} prepared descriptors, {self.window} in flight, each with a notification that counts for all of them"
+            blocks = f"writes of {case.batch} prepared descriptors, {case.depth} in flight, a notification with each"
         self.settings = f"UCX_TLS={os.environ['UCX_TLS']}; an agent per process with {thread}, both polling; {blocks}"
 
     def prepare(self, first):
@@ -117,13 +118,14 @@ class Sender(Agent):
             self.posts = [self.made(0, 1)]
             self.link.ask(("pong", self.case.pings))
             return
-        count = self.case.count
-        self.posts = [self.made(first + start, min(self.step, count - start)) for start in range(0, count, self.step)]
+        count, batch = self.case.count, self.case.batch
+        self.posts = [self.made(first + start, min(batch, count - start)) for start in range(0, count, batch)]
         self.link.ask(("count", len(self.posts)))
 
     def made(self, start, length):
         """The transfer of length blocks from a place in the route."""
-        key = start % len(self.route), length
+        lap, place = divmod(start, len(self.route))
+        key = place, length, lap % self.laps
         if key not in self.transfers:
             places = [(start + i) % len(self.route) for i in range(length)]
             self.transfers[key] = self.transfer(self.route[places])
@@ -134,7 +136,7 @@ class Sender(Agent):
             return self.ping()
         pending = deque()
         for handle in self.posts:
-            if len(pending) >= self.window:
+            if len(pending) >= self.case.depth:
                 oldest = pending.popleft()
                 if not self.done(oldest):
                     self.link.spin(lambda: self.done(oldest))
