@@ -1,15 +1,17 @@
 """What the Python drivers of this directory share: the protocol on stdin and
 stdout, the two processes of a case, their pools, and the proof of what moved.
 
-A peer is a module with NAME, distribution names and three functions:
+A peer is a module with NAME, DISTRIBUTION (its package), TCP_ONLY (whether its
+path within a host is TCP, too) and these functions:
 
+    refuse(case)                  optional: raises Refusal if it cannot run it
     environment(case)             variables that its library reads when loaded
     sender(case, pool, link)      the object of the process that is asked
     receiver(case, pool, link)    the object of the process that it started
 
 A sender has settings (a string), prepare(first), which may take its time, and
 sample(first), which is measured and returns what the answer says besides the
-seconds. A receiver has serve(request), called with what the sender told it by
+seconds, and settle(), which waits for the receiver to rest. A receiver has serve(request), called with what the sender told it by
 Link.ask. Both are made in their own process after the fork, at the same time,
 and exchange what they need about each other through the link.
 """
@@ -218,13 +220,11 @@ def congestion():
     return name.split(b"\0")[0].decode() + " congestion control"
 
 
-def version(names):
-    for name in names:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    raise Refusal(f"no package {' or '.join(names)} in this Python environment")
+def version(distribution):
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise Refusal(f"no package {distribution} in this Python environment") from error
 
 
 def receive(peer, case, link):
@@ -263,7 +263,7 @@ class Driver:
             raise Refusal("a driver opens one case")
         case = Case.parse(request)
         peer = self.peer
-        release = version(peer.DISTRIBUTIONS)
+        release = version(peer.DISTRIBUTION)
         if hasattr(peer, "refuse"):
             peer.refuse(case)
         os.environ.update(OPENBLAS_NUM_THREADS="1", **peer.environment(case))

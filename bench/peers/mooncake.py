@@ -1,5 +1,5 @@
 """Driver of Mooncake's Transfer Engine: an engine in each process that find one
-another without a metadata server, batches of writes over its TCP transport."""
+another without a metadata server, writes over its TCP transport."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != h
 import driver  # noqa: E402
 
 NAME = "mooncake"
-DISTRIBUTIONS = ("mooncake-transfer-engine-non-cuda",)
+DISTRIBUTION = "mooncake-transfer-engine-non-cuda"
 TCP_ONLY = True  # the wheel has no transport through shared memory
 
 HOST = "127.0.0.1"

@@ -15,7 +15,7 @@ sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != h
 import driver  # noqa: E402
 
 NAME = "nixl"
-DISTRIBUTIONS = ("nixl-cu12", "nixl-cu13")
+DISTRIBUTION = "nixl-cu12"
 TCP_ONLY = False
 
 # UCX transports of a case. Within a host, cma would have one process copy; without
@@ -26,29 +26,21 @@ MOVED = b"moved"
 
 
 def environment(case):
-    chosen = {"UCX_TLS": TRANSPORTS[case.transport], "UCX_NET_DEVICES": "lo", "NIXL_LOG_LEVEL": "WARN"}
-    if case.transport == "shm":
-        del chosen["UCX_NET_DEVICES"]
+    chosen = {"UCX_TLS": TRANSPORTS[case.transport], "NIXL_LOG_LEVEL": "WARN"}
+    if case.transport == "tcp":
+        chosen["UCX_NET_DEVICES"] = "lo"
     # A user's own choice wins, so that others can be tried.
     return {name: os.environ.get(name, value) for name, value in chosen.items()}
-
-
-def library():
-    try:
-        import nixl_cu12 as module
-    except ModuleNotFoundError:
-        import nixl_cu13 as module
-    return module
 
 
 class Agent:
     """What both ends have: an agent that knows the other and the slots of both."""
 
     def __init__(self, name, case, pool, link):
-        nixl = library()
+        import nixl_cu12 as nixl
+
         self.case, self.link = case, link
-        progress = os.environ.get("PEER_NIXL_PROGRESS") == "1"
-        self.agent = nixl.nixl_agent(name, nixl.nixl_agent_config(enable_prog_thread=progress, backends=[]))
+        self.agent = nixl.nixl_agent(name, nixl.nixl_agent_config(enable_prog_thread=False, backends=[]))
         options = self.agent.get_plugin_params("UCX")
         # The transports within a host do not report the failure of a peer, and
         # without this the backend would not use them.
@@ -64,7 +56,6 @@ class Agent:
         self.agent.make_connection(self.other)
         self.local = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", self.descriptors(pool.address), "DRAM")
         self.remote = self.agent.prep_xfer_dlist(self.other, self.descriptors(address), "DRAM")
-        self.progress = progress
 
     def descriptors(self, address):
         import numpy
@@ -107,11 +98,10 @@ class Sender(Agent):
         self.laps = -(-case.depth * case.batch // len(self.route))
         self.transfers = {}  # by place in the route, length and lap
         self.posts = []  # the transfers of a sample
-        thread = "a progress thread" if self.progress else "no progress thread"
         blocks = "one descriptor and a notification each way"
         if case.scenario != "latency":
             blocks = f"writes of {case.batch} prepared descriptors, {case.depth} in flight, a notification with each"
-        self.settings = f"UCX_TLS={os.environ['UCX_TLS']}; an agent per process with {thread}, both polling; {blocks}"
+        self.settings = f"UCX_TLS={os.environ['UCX_TLS']}; an agent per process without a progress thread, both polling; {blocks}"
 
     def prepare(self, first):
         if self.case.scenario == "latency":

@@ -181,12 +181,18 @@ func opening(t *testing.T, scenario, transport string) map[string]any {
 		"op": "open", "scenario": scenario, "transport": transport, "size": 8, "pool": 64 << 10, "count": 500, "depth": 8, "batch": 1,
 		"pings": 50, "seed": 7, "congestion": "cubic",
 	}
-	if scenario != "pages" {
-		return q
+	if scenario == "pages" {
+		pages(t, q, pageSlots)
 	}
+	return q
+}
+
+// pages turns an opening to pages of a pool of so many slots.
+func pages(t *testing.T, q map[string]any, slots int) {
+	t.Helper()
 	var order []byte
-	from, to := rand.Perm(pageSlots), rand.Perm(pageSlots)
-	for i := range pageSlots {
+	from, to := rand.Perm(slots), rand.Perm(slots)
+	for i := range slots {
 		order = binary.LittleEndian.AppendUint32(order, uint32(from[i]))
 		order = binary.LittleEndian.AppendUint32(order, uint32(to[i]))
 	}
@@ -194,8 +200,8 @@ func opening(t *testing.T, scenario, transport string) map[string]any {
 	if err := os.WriteFile(path, order, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	q["size"], q["pool"], q["count"], q["depth"], q["batch"], q["order"] = pageSize, pageSize*pageSlots, pageCount, 3, 6, path
-	return q
+	q["scenario"], q["order"] = "pages", path
+	q["size"], q["pool"], q["count"], q["depth"], q["batch"] = pageSize, pageSize*slots, pageCount, 3, 6
 }
 
 // shared is the names in /dev/shm that a library may have left there.
@@ -250,6 +256,21 @@ func TestWheelMovesPages(t *testing.T) {
 		_ = w.in.Close()
 		if code := w.gone(); code != 0 {
 			t.Errorf("exit code %d", code)
+		}
+	})
+}
+
+func TestWheelGoesAroundASmallPool(t *testing.T) {
+	wheels(t, func(t *testing.T, python, script, transport string) {
+		const slots = 4
+		q := opening(t, "pages", transport)
+		pages(t, q, slots)
+		q["batch"], q["depth"], q["count"] = slots, 32, 4000
+		w := startWheel(t, python, script)
+		w.must(q)
+		w.must(map[string]any{"op": "run", "first": 0})
+		if a := w.must(map[string]any{"op": "verify", "moved": 4000}); a.Corrupt != 0 {
+			t.Errorf("%d bytes are wrong", a.Corrupt)
 		}
 	})
 }
