@@ -21,6 +21,8 @@ TCP_ONLY = False
 # UCX transports of a case. Within a host, cma would have one process copy; without
 # it both do, through a queue in shared memory, in about half the time.
 TRANSPORTS = {"tcp": "tcp,self", "shm": "posix,self"}
+# Bytes of a transfer, where it has more than two blocks: more in flight was slower.
+TRANSFER = 1 << 20
 DONE = b"done"
 MOVED = b"moved"
 
@@ -93,14 +95,15 @@ class Sender(Agent):
     def __init__(self, case, pool, link):
         super().__init__("sender", case, pool, link)
         self.route = case.route()
+        self.batch = min(case.batch, max(2, TRANSFER // case.size))
         # A transfer is posted again only once it is done: where those in flight
         # go around the pool, there are several of each.
-        self.laps = -(-case.depth * case.batch // len(self.route))
+        self.laps = -(-case.depth * self.batch // len(self.route))
         self.transfers = {}  # by place in the route, length and lap
         self.posts = []  # the transfers of a sample
         blocks = "one descriptor and a notification each way"
         if case.scenario != "latency":
-            blocks = f"writes of {case.batch} prepared descriptors, {case.depth} in flight, a notification with each"
+            blocks = f"writes of {self.batch} prepared descriptors, {case.depth} in flight, a notification with each"
         self.settings = f"UCX_TLS={os.environ['UCX_TLS']}; an agent per process without a progress thread, both polling; {blocks}"
 
     def prepare(self, first):
@@ -108,7 +111,7 @@ class Sender(Agent):
             self.posts = [self.made(0, 1)]
             self.link.ask(("pong", self.case.pings))
             return
-        count, batch = self.case.count, self.case.batch
+        count, batch = self.case.count, self.batch
         self.posts = [self.made(first + start, min(batch, count - start)) for start in range(0, count, batch)]
         self.link.ask(("count", len(self.posts)))
 
