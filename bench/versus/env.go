@@ -74,9 +74,29 @@ func (e *Env) Close() error {
 	return nil
 }
 
-func (e *Env) venv() string    { return filepath.Join(e.dir, "venv") }
-func (e *Env) python() string  { return filepath.Join(e.venv(), "bin", "python") }
-func (e *Env) include() string { return filepath.Join(e.dir, "root", "usr", "include") }
+func (e *Env) venv() string   { return filepath.Join(e.dir, "venv") }
+func (e *Env) python() string { return filepath.Join(e.venv(), "bin", "python") }
+
+// root is a path below usr of the unpacked packages.
+func (e *Env) root(path ...string) string {
+	return filepath.Join(append([]string{e.dir, "root", "usr"}, path...)...)
+}
+
+// libraries is where the unpacked packages have theirs: usr/lib/x86_64-linux-gnu.
+func (e *Env) libraries() string {
+	dirs, _ := filepath.Glob(e.root("lib", "*-linux-gnu")) // the pattern is valid
+	return strings.Join(dirs, ":")
+}
+
+// module is the folder of a Python package.
+func (e *Env) module(name string) (string, error) {
+	dirs, _ := filepath.Glob(filepath.Join(e.venv(), "lib", "python3*", "site-packages", name)) // the pattern is valid
+	if len(dirs) == 0 {
+		return "", fmt.Errorf("the virtual environment has no package %s", name)
+	}
+	return dirs[0], nil
+}
+
 func (e *Env) bin(name string) string {
 	return filepath.Join(e.dir, "bin", name)
 }
@@ -116,13 +136,11 @@ func (e *Env) install(ctx context.Context, p Peer) error {
 			return err
 		}
 	}
-	if len(p.Wheels) > 0 || p.Python != "" {
+	if p.Requirements != "" {
 		if err := e.once("venv", func() error { return e.makeVenv(ctx) }); err != nil {
 			return err
 		}
-	}
-	for _, wheel := range p.Wheels {
-		if err := e.once("wheel "+wheel, func() error { return e.wheel(ctx, wheel) }); err != nil {
+		if err := e.once(p.Requirements, func() error { return e.wheels(ctx, p.Requirements) }); err != nil {
 			return err
 		}
 	}
@@ -132,7 +150,11 @@ func (e *Env) install(ctx context.Context, p Peer) error {
 	return e.once("build "+p.Name, func() error {
 		args := []string{filepath.Join(e.dir, "src", "c", "driver.c")}
 		if p.Flags != nil {
-			args = append(args, p.Flags(e)...)
+			flags, err := p.Flags(e)
+			if err != nil {
+				return err
+			}
+			args = append(args, flags...)
 		}
 		return e.compile(ctx, p.Name, p.C, args...)
 	})
@@ -169,11 +191,12 @@ func (e *Env) makeVenv(ctx context.Context) error {
 	return nil
 }
 
-// wheel installs a Python package. That it is there already costs pip a second.
-func (e *Env) wheel(ctx context.Context, spec string) error {
-	args := []string{"-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"}
-	if err := run(ctx, e.dir, e.python(), append(args, strings.Fields(spec)...)...); err != nil {
-		return fmt.Errorf("pip install %s: %w", spec, err)
+// wheels installs the Python packages of a file, which pins them. What is there already costs pip a second.
+func (e *Env) wheels(ctx context.Context, file string) error {
+	err := run(ctx, filepath.Join(e.dir, "src"), e.python(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+		"--only-binary=:all:", "--no-deps", "--require-hashes", "-r", file)
+	if err != nil {
+		return fmt.Errorf("pip install -r %s: %w", file, err)
 	}
 	return nil
 }

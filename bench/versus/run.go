@@ -74,6 +74,7 @@ func Run(ctx context.Context, c Config, env *Env, each func(Result) error) error
 // entry is a driver in a case. process is nil when it has failed, or does not run any more.
 type entry struct {
 	row     Row
+	blind   bool
 	process *process
 }
 
@@ -146,7 +147,7 @@ func (c Config) open(ctx context.Context, k Case, env *Env, order string) []*ent
 	commands := []func() (command, error){func() (command, error) { return env.self(Ours), nil }}
 	for _, p := range c.Peers {
 		if p.Cases(k) {
-			entries = append(entries, &entry{row: Row{Peer: p.Name}})
+			entries = append(entries, &entry{row: Row{Peer: p.Name}, blind: p.Blind})
 			commands = append(commands, func() (command, error) { return env.command(ctx, p, k, c.Congestion) })
 		}
 	}
@@ -197,7 +198,7 @@ func (c Config) verify(ctx context.Context, k Case, e *entry) {
 		return
 	}
 	e.process.resume()
-	if k.Scenario == Pages {
+	if k.Scenario == Pages && !e.blind {
 		moved := uint64(c.Rounds+1) * uint64(k.Count)
 		a, err := e.process.ask(ctx, request{Op: opVerify, Moved: &moved}, c.runLimit)
 		e.row.CorruptBytes = a.Corrupt

@@ -303,6 +303,7 @@ static int lead(struct run *r, const struct peer *p) {
 		if (failed) printf("{\"ok\":false,\"why\":\"%s\"}\n", r->why);
 		fflush(stdout);
 	}
+	if (!p->alone) shutdown(r->pair, SHUT_WR); // the receiver closes, too: some peers do it together
 	if (p->close && r->state) p->close(r);
 	free(line);
 	return failed != 0;
