@@ -13,7 +13,7 @@ SOAKTIME  ?= 10m
 SIMRUNS   ?= 100000
 SIMTIME   ?= 4m
 
-.PHONY: all build demo test race invariants processes sim soak siege fuzz bench lint fmt nightly golangci-lint clean
+.PHONY: all build demo test race invariants processes sim soak siege fuzz bench lint fmt nightly golangci-lint clean versus
 all: build
 
 # The binary is static: it runs on any linux, whatever its libc.
@@ -60,6 +60,11 @@ bench: build
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 	$(BIN)/hawser bench pages --provider shm --cold
 	$(BIN)/hawser bench pages --provider tcp --cold
+
+# Hawser beside what else moves bytes (bench/peers), which is installed into a temporary folder: gcc, python3 and a network are needed,
+# and a quiet machine. VERSUSARGS="--path shm --keep DIR".
+versus: build
+	$(BIN)/hawser bench versus $(VERSUSARGS)
 
 lint:
 	@bash .ci/lint

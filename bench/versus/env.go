@@ -21,6 +21,7 @@ import (
 //	root   unpacked Debian packages
 //	venv   Python's virtual environment
 //	apt    apt's lists, where the system has none
+//	tmp    temporary files of compilers, installers and drivers, which do not remove theirs when they are killed
 type Env struct {
 	dir   string
 	keep  bool
@@ -60,7 +61,7 @@ func (e *Env) unpack() error {
 	if err := os.RemoveAll(src); err != nil {
 		return err
 	}
-	return errors.Join(os.CopyFS(src, peers.Source), os.MkdirAll(filepath.Join(e.dir, "bin"), 0o755))
+	return errors.Join(os.CopyFS(src, peers.Source), os.MkdirAll(filepath.Join(e.dir, "bin"), 0o755), os.MkdirAll(e.tmp(), 0o755))
 }
 
 // Close removes the environment, unless it is to stay.
@@ -74,6 +75,7 @@ func (e *Env) Close() error {
 	return nil
 }
 
+func (e *Env) tmp() string    { return filepath.Join(e.dir, "tmp") }
 func (e *Env) venv() string   { return filepath.Join(e.dir, "venv") }
 func (e *Env) python() string { return filepath.Join(e.venv(), "bin", "python") }
 
@@ -118,6 +120,7 @@ func (e *Env) command(ctx context.Context, p Peer, k Case, congestion string) (c
 	if p.Under != nil {
 		c.Args = append(p.Under(e, k), c.Args...)
 	}
+	c.Env = append(c.Env, "TMPDIR="+e.tmp())
 	if p.Env != nil {
 		c.Env = append(c.Env, p.Env(e, k)...)
 	}
@@ -175,7 +178,7 @@ func (e *Env) once(what string, f func() error) error {
 
 func (e *Env) compile(ctx context.Context, name, source string, args ...string) error {
 	all := []string{"-O2", "-std=gnu11", "-o", e.bin(name), filepath.Join(e.dir, "src", "c", source)}
-	if err := run(ctx, e.dir, "gcc", append(all, args...)...); err != nil {
+	if err := e.run(ctx, e.dir, "gcc", append(all, args...)...); err != nil {
 		return fmt.Errorf("build %s: %w", name, err)
 	}
 	return nil
@@ -185,7 +188,7 @@ func (e *Env) makeVenv(ctx context.Context) error {
 	if _, err := os.Stat(e.python()); err == nil {
 		return nil
 	}
-	if err := run(ctx, e.dir, "python3", "-m", "venv", e.venv()); err != nil {
+	if err := e.run(ctx, e.dir, "python3", "-m", "venv", e.venv()); err != nil {
 		return fmt.Errorf("virtual environment: %w", err)
 	}
 	return nil
@@ -193,7 +196,7 @@ func (e *Env) makeVenv(ctx context.Context) error {
 
 // wheels installs the Python packages of a file, which pins them. What is there already costs pip a second.
 func (e *Env) wheels(ctx context.Context, file string) error {
-	err := run(ctx, filepath.Join(e.dir, "src"), e.python(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+	err := e.run(ctx, filepath.Join(e.dir, "src"), e.python(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
 		"--only-binary=:all:", "--no-deps", "--require-hashes", "-r", file)
 	if err != nil {
 		return fmt.Errorf("pip install -r %s: %w", file, err)
@@ -217,7 +220,7 @@ func (e *Env) deb(ctx context.Context, spec string) error {
 			return fmt.Errorf("apt-get download %s: %w", spec, err)
 		}
 	}
-	if err := run(ctx, dir, "dpkg", "-x", find(), filepath.Join(e.dir, "root")); err != nil {
+	if err := e.run(ctx, dir, "dpkg", "-x", find(), filepath.Join(e.dir, "root")); err != nil {
 		return fmt.Errorf("unpack %s: %w", spec, err)
 	}
 	return nil
@@ -225,7 +228,7 @@ func (e *Env) deb(ctx context.Context, spec string) error {
 
 // download takes the system's lists of packages, or gets its own when those do not know the package.
 func (e *Env) download(ctx context.Context, dir, spec string) error {
-	if err := run(ctx, dir, "apt-get", "download", "-qq", spec); err == nil || ctx.Err() != nil {
+	if err := e.run(ctx, dir, "apt-get", "download", "-qq", spec); err == nil || ctx.Err() != nil {
 		return err
 	}
 	apt := filepath.Join(e.dir, "apt")
@@ -233,18 +236,18 @@ func (e *Env) download(ctx context.Context, dir, spec string) error {
 		return err
 	}
 	own := []string{"-o", "Dir::State::lists=" + filepath.Join(apt, "lists"), "-o", "Dir::Cache=" + apt, "-o", "APT::Sandbox::User=", "-qq"}
-	if err := e.once("apt lists", func() error { return run(ctx, dir, "apt-get", slices.Concat(own, []string{"update"})...) }); err != nil {
+	if err := e.once("apt lists", func() error { return e.run(ctx, dir, "apt-get", slices.Concat(own, []string{"update"})...) }); err != nil {
 		return err
 	}
-	return run(ctx, dir, "apt-get", slices.Concat(own, []string{"download", spec})...)
+	return e.run(ctx, dir, "apt-get", slices.Concat(own, []string{"download", spec})...)
 }
 
 // run runs a command to its end; an error has the last line that it wrote.
-func run(ctx context.Context, dir, name string, args ...string) error {
+func (e *Env) run(ctx context.Context, dir, name string, args ...string) error {
 	var out tail
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &out, &out
-	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	cmd.Env = append(os.Environ(), "LC_ALL=C", "TMPDIR="+e.tmp())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = endGrace
