@@ -48,23 +48,19 @@ func (h Host) ip() string {
 	return host
 }
 
-// options are those of an engine with so many rails on each device.
-func (h Host) options(name, network, listen string, rails int) (o hawser.Options, err error) {
+// options are those of an engine with so many rails on each of some devices.
+func (h Host) options(name, network string, devices []string, rails int) (o hawser.Options, err error) {
 	p, err := Provider(network)
 	if err != nil {
 		return o, err
 	}
-	devices := h.Devices
-	switch {
-	case len(devices) == 0 && network == tcpName:
-		devices = []string{h.ip()} // "": the first
-	case len(devices) == 0:
-		devices = []string{""}
+	if len(devices) == 0 {
+		devices = []string{""} // the first
 	}
 	if n := rails * len(devices); n > maxRails {
 		return o, fmt.Errorf("bench: %d rails on each of %d devices, want at most %d in all", rails, len(devices), maxRails)
 	}
-	o = hawser.Options{Name: name, Providers: []provider.Provider{p}, Require: network, Listen: listen, ClusterKey: h.ClusterKey}
+	o = hawser.Options{Name: name, Providers: []provider.Provider{p}, Require: network, ClusterKey: h.ClusterKey}
 	for range rails {
 		for _, d := range devices {
 			o.Rails = append(o.Rails, hawser.Rail{Provider: network, Device: d})
@@ -73,15 +69,28 @@ func (h Host) options(name, network, listen string, rails int) (o hawser.Options
 	return o, nil
 }
 
+// address is the IP address of this host that others reach: of the first device that is one, else that of Listen; "" when there is none.
+func (h Host) address() string {
+	for _, d := range h.Devices {
+		if net.ParseIP(d) != nil {
+			return d
+		}
+	}
+	return h.ip()
+}
+
 // open opens the engine of a run, which listens on a port of the host that nobody has chosen.
 func (h Host) open(ctx context.Context, c Config, name string) (*engine, error) {
-	listen := ""
-	if host, _, err := net.SplitHostPort(h.Listen); err == nil {
-		listen = net.JoinHostPort(host, "0")
+	devices := h.Devices
+	if ip := h.ip(); len(devices) == 0 && c.Provider == tcpName && ip != "" {
+		devices = []string{ip}
 	}
-	o, err := h.options(name, c.Provider, listen, c.Rails)
+	o, err := h.options(name, c.Provider, devices, c.Rails)
 	if err != nil {
 		return nil, err
+	}
+	if host, _, err := net.SplitHostPort(h.Listen); err == nil {
+		o.Listen = net.JoinHostPort(host, "0")
 	}
 	if o.Poll, err = pollMode(c.Poll); err != nil {
 		return nil, err

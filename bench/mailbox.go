@@ -5,8 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hawser-project/hawser"
@@ -42,18 +42,15 @@ const (
 	msgEnded = "ended" // null
 )
 
-// openMailbox opens a mailbox; one that serves listens where the host says.
-func openMailbox(ctx context.Context, h Host, name string, serve bool) (*mailbox, error) {
-	listen := ""
-	if serve {
-		listen = h.Listen
-	}
-	o, err := h.options(name, tcpName, listen, 1)
+// openMailbox opens a mailbox at an address of this host, "" for one that only this host reaches; one that serves listens where the host
+// says.
+func openMailbox(ctx context.Context, h Host, address, name string, serve bool) (*mailbox, error) {
+	o, err := h.options(name, tcpName, []string{address}, 1)
 	if err != nil {
 		return nil, err
 	}
-	if o.Rails[0].Device != "" && serve {
-		o.Rails = o.Rails[:1]
+	if serve {
+		o.Listen = h.Listen
 	}
 	b := &mailbox{done: make(chan struct{}), calls: map[*hawser.Peer]*call{}}
 	if serve {
@@ -120,6 +117,9 @@ func (b *mailbox) deliver(letter hawser.Message) {
 		c.end(fmt.Errorf("what %s sent is no message: %w", c.name, err))
 	case m.Kind == msgEnd && b.fresh != nil:
 		c.end(errClientEnded)
+		if !c.served.Load() { // it has waited in vain; who serves it answers else
+			_ = c.Send(msgEnded, nil) // a client that is gone need not know
+		}
 	case m.Kind == msgEnded && b.fresh == nil:
 		c.end(nil)
 	case m.Kind == msgError && b.fresh == nil:
@@ -137,9 +137,6 @@ func (b *mailbox) deliver(letter hawser.Message) {
 
 // dial calls a server.
 func (b *mailbox) dial(ctx context.Context, addr string) (*call, error) {
-	if _, _, err := net.SplitHostPort(addr); err != nil {
-		return nil, fmt.Errorf("bench: server %q: want host:port: %w", addr, err)
-	}
 	p, err := b.eng.Connect(ctx, addr)
 	if err != nil {
 		return nil, fmt.Errorf("bench: server %s: %w", addr, err)
@@ -179,6 +176,10 @@ type call struct {
 	peer *hawser.Peer
 	name string
 	in   chan proc.Message
+
+	begun  bool        // the client has sent something; of the goroutine that calls Send
+	served atomic.Bool // its turn at the server has come
+
 	once sync.Once
 	done chan struct{} // closed when the conversation is over
 	err  error         // why; valid once done is closed
@@ -204,6 +205,7 @@ func (c *call) Send(kind string, v any) error {
 	if err != nil {
 		return fmt.Errorf("bench: send %q: %w", kind, err)
 	}
+	c.begun = true
 	t, err := c.box.eng.Send(c.peer, letter)
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.name, err)
@@ -256,6 +258,9 @@ func (c *call) Stop(grace time.Duration) error {
 	case <-c.done:
 		return c.Err()
 	default:
+	}
+	if !c.begun {
+		return nil
 	}
 	if err := c.Send(msgEnd, nil); err != nil {
 		return err

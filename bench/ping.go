@@ -80,6 +80,7 @@ func sendImms(ctx context.Context, s *Session, t task, _ *trips) error {
 }
 
 func pingYard(c Config) side { return side{name: streamName(c), send: pingStream, receive: echoStream} }
+
 func floodYard(c Config) side {
 	return side{name: streamName(c), send: floodStream, receive: drainStream}
 }

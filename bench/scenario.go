@@ -66,7 +66,7 @@ const (
 
 	// A rate of immediates, or of messages, is measured over so many, and a message's over no more bytes than these.
 	rateOps      = 200_000
-	messageOps   = 50_000
+	messageOps   = 20_000
 	messageBytes = 64 << 20
 
 	// Pages of one operation: as many as a layer of a short prompt, at most a quarter of the window in bytes.
@@ -103,7 +103,7 @@ var scenarios = map[Kind]*scenario{
 		},
 	},
 	Message: {
-		sizes: []uint64{8, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10}, maxSize: hawser.MaxMessage, pool: HotPool,
+		sizes: []uint64{8, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10}, maxSize: hawser.MaxMessage, pool: hawser.MaxMessage,
 		sampleBytes: messageBytes, sampleBlocks: messageOps,
 		measures: []measure{
 			{latency: true, count: pings, ours: side{send: pingMessages, receive: answerMessages}, yard: pingYard},

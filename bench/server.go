@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+
+	"github.com/hawser-project/hawser"
 )
 
 // Server is the receiving process for clients on other hosts, or on this one: what a Site calls when it has Servers.
@@ -32,7 +35,11 @@ func (s Server) Run(ctx context.Context) (err error) {
 	if s.Tell == nil {
 		s.Tell = func(string, ...any) {}
 	}
-	box, err := openMailbox(ctx, s.Host, "server", true)
+	address := s.Host.address()
+	if host, _, err := net.SplitHostPort(s.Host.Listen); address == "" && err == nil && (host == "" || net.ParseIP(host).IsUnspecified()) {
+		return fmt.Errorf("bench: a server that listens on all addresses of its host must be told by which device it is reached: %w", hawser.ErrInvalid)
+	}
+	box, err := openMailbox(ctx, s.Host, address, "server", true)
 	if err != nil {
 		return err
 	}
@@ -47,7 +54,12 @@ func (s Server) Run(ctx context.Context) (err error) {
 		case <-box.done:
 			return errors.New("bench: the server's engine has closed")
 		case c := <-box.fresh:
-			s.serve(ctx, c)
+			c.served.Store(true)
+			select {
+			case <-c.done: // it has not waited
+			default:
+				s.serve(ctx, c)
+			}
 			box.forget(c)
 		}
 	}

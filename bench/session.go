@@ -142,12 +142,21 @@ func (s *Session) reach(ctx context.Context) (err error) {
 	if len(w.Servers) != c.Peers {
 		return fmt.Errorf("bench: %d servers for %d receiving processes", len(w.Servers), c.Peers)
 	}
-	if len(w.Host.Devices) == 0 && w.Host.ip() == "" && c.Provider == tcpName {
-		if w.Host.Devices, err = addressTowards(w.Servers[0]); err != nil {
-			return err
+	for _, addr := range w.Servers {
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			return fmt.Errorf("bench: server %q: want host:port: %w", addr, err)
 		}
 	}
-	if s.box, err = openMailbox(ctx, w.Host, "client", false); err != nil {
+	address := w.Host.address()
+	if address == "" {
+		if address, err = addressTowards(w.Servers[0]); err != nil {
+			return err
+		}
+		if c.Provider == tcpName {
+			w.Host.Devices = []string{address}
+		}
+	}
+	if s.box, err = openMailbox(ctx, w.Host, address, "client", false); err != nil {
 		return err
 	}
 	for _, addr := range w.Servers {
@@ -160,13 +169,13 @@ func (s *Session) reach(ctx context.Context) (err error) {
 	return nil
 }
 
-// addressTowards is the address of this host from which another one is reached, as the only device. Nothing is sent.
-func addressTowards(addr string) ([]string, error) {
+// addressTowards is the address of this host from which another one is reached. Nothing is sent.
+func addressTowards(addr string) (string, error) {
 	c, err := net.Dial("udp", addr)
 	if err != nil {
-		return nil, fmt.Errorf("bench: server %s: %w", addr, err)
+		return "", fmt.Errorf("bench: server %s: %w", addr, err)
 	}
-	return []string{c.LocalAddr().(*net.UDPAddr).IP.String()}, c.Close()
+	return c.LocalAddr().(*net.UDPAddr).IP.String(), c.Close()
 }
 
 // prepare makes what this side needs by itself.

@@ -44,6 +44,12 @@ type blockFlags struct {
 	Bytes size   `placeholder:"SIZE" help:"Bytes moved per sample (default: 256 MiB, or 131072 blocks when that is less)."`
 }
 
+// pingFlags are for the scenarios with a latency and a rate.
+type pingFlags struct {
+	Pings int `default:"5000" help:"Round trips per sample of the latency (default: ${default})."`
+	Ops   int `placeholder:"N" help:"Operations per sample of the rate (default: 200000 immediates, 20000 messages)."`
+}
+
 type (
 	benchWriteCmd struct {
 		benchFlags
@@ -62,12 +68,12 @@ type (
 	}
 	benchImmCmd struct {
 		benchFlags
-		Pings int `default:"5000" help:"Round trips per sample (default: ${default})."`
+		pingFlags
 	}
 	benchMessageCmd struct {
 		benchFlags
-		Size  []size `placeholder:"SIZE" help:"Message sizes, up to 64KiB (default: a sweep)."`
-		Pings int    `default:"5000" help:"Round trips per sample (default: ${default})."`
+		pingFlags
+		Size []size `placeholder:"SIZE" help:"Message sizes, up to 64KiB (default: a sweep)."`
 	}
 	benchBarrierCmd struct {
 		benchFlags
@@ -108,18 +114,26 @@ func (c *benchScatterCmd) Run(ctx context.Context, u *ui) error {
 
 // Run measures immediates.
 func (c *benchImmCmd) Run(ctx context.Context, u *ui) error {
-	if c.Pings < 1 {
-		return usage("--pings: %d, want 1 or more", c.Pings)
-	}
-	return c.run(ctx, u, []bench.Config{{Kind: bench.Imm, Pings: c.Pings}})
+	return c.measure(ctx, u, &c.pingFlags, bench.Imm, nil)
 }
 
 // Run measures messages.
 func (c *benchMessageCmd) Run(ctx context.Context, u *ui) error {
-	if c.Pings < 1 {
-		return usage("--pings: %d, want 1 or more", c.Pings)
+	return c.measure(ctx, u, &c.pingFlags, bench.Message, c.Size)
+}
+
+func (f *benchFlags) measure(ctx context.Context, u *ui, p *pingFlags, kind bench.Kind, sizes []size) error {
+	switch {
+	case p.Pings < 1:
+		return usage("--pings: %d, want 1 or more", p.Pings)
+	case p.Ops < 0:
+		return usage("--ops: %d, want 1 or more", p.Ops)
 	}
-	return c.run(ctx, u, (&blockFlags{Size: c.Size}).sizes(bench.Message, bench.Config{Pings: c.Pings}))
+	all := (&blockFlags{Size: sizes}).sizes(kind, bench.Config{Pings: p.Pings})
+	for i := range all {
+		all[i].Bytes = uint64(p.Ops) * all[i].Size
+	}
+	return f.run(ctx, u, all)
 }
 
 // Run measures barriers.

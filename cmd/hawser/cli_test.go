@@ -146,6 +146,7 @@ func TestUsageErrorsAreOneLine(t *testing.T) {
 		{[]string{"bench", "pages", "--rails", "65"}, "65 rails"},
 		{[]string{"bench", "pages", "--cold", "--pool", "1MiB", "--size", "64KiB"}, "is not cold"},
 		{[]string{"bench", "imm", "--pings", "0"}, "--pings"},
+		{[]string{"bench", "imm", "--ops=-1"}, "--ops"},
 		{[]string{"bench", "imm", "--poll", "often"}, "--poll"},
 		{[]string{"bench", "message", "--size", "64KiB,65KiB"}, "at most 65536"},
 		{[]string{"bench", "message", "--pings", "0"}, "--pings"},
@@ -306,6 +307,6 @@ func TestNobodyAtTheAddressIsSaid(t *testing.T) {
 	}
 	addr := l.Addr().String()
 	l.Close()
-	failsWith(t, []string{addr, "is the prefiller running?"}, "kv", "decode", "--from", addr, "--requests", "1", "--pool", "64MiB")
+	failsWith(t, []string{addr, "is the other side running?"}, "kv", "decode", "--from", addr, "--requests", "1", "--pool", "64MiB")
 	failsWith(t, nil, "kv", "decode", "--from", "not an address", "--requests", "1", "--pool", "64MiB")
 }

@@ -130,7 +130,7 @@ func explain(err error) string {
 	case errors.Is(err, syscall.EMFILE):
 		return err.Error() + ": raise the limit with ulimit -n"
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return err.Error() + ": nothing listens there: is the prefiller running?"
+		return err.Error() + ": nothing listens there: is the other side running?"
 	}
 	return err.Error()
 }

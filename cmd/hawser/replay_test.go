@@ -356,34 +356,3 @@ func TestSignalsLeaveNothingBehind(t *testing.T) {
 		})
 	}
 }
-
-func TestBenchReportsARatio(t *testing.T) {
-	for _, kind := range []string{"write", "pages", "imm"} {
-		args := []string{"bench", kind, "--provider", "shm,tcp", "--rounds", "1", "--json", "-"}
-		if kind == "imm" {
-			args = append(args, "--pings", "100")
-		} else {
-			args = append(args, "--size", "64KiB", "--bytes", "16MiB")
-		}
-		t.Run(kind, func(t *testing.T) {
-			stdout, stderr, code := tool(t, args...)
-			if code != exitOK {
-				t.Fatalf("exit code %d: %s", code, stderr)
-			}
-			r := decodeJSON(t, stdout)
-			rows, ok := r["rows"].([]any)
-			if !ok || len(rows) != 2 {
-				t.Fatalf("rows are %v, want two", r["rows"])
-			}
-			for _, row := range rows {
-				row := row.(map[string]any)
-				if number(t, row, "ratio") <= 0 || number(t, row, "corrupt_bytes") != 0 {
-					t.Errorf("ratio %v, corrupt bytes %v", row["ratio"], row["corrupt_bytes"])
-				}
-			}
-			if m := r["machine"].(map[string]any); number(t, m, "cores") < 1 || m["cpu"] == "" {
-				t.Errorf("machine is %v", m)
-			}
-		})
-	}
-}
