@@ -13,7 +13,7 @@ SOAKTIME  ?= 10m
 SIMRUNS   ?= 100000
 SIMTIME   ?= 4m
 
-.PHONY: all build demo test race invariants processes sim soak siege fuzz bench lint fmt nightly golangci-lint clean versus
+.PHONY: all build demo test race invariants processes sim soak siege fuzz bench lint fmt nightly golangci-lint clean versus instructions
 all: build
 
 # The binary is static: it runs on any linux, whatever its libc.
@@ -65,6 +65,13 @@ bench: build
 # and a quiet machine. VERSUSARGS="--path shm --keep DIR".
 versus: build
 	$(BIN)/hawser bench versus $(VERSUSARGS)
+
+# Instructions an operation takes, against those in testdata/instructions.txt; UPDATE=1 records them. The binary keeps its symbols.
+instructions:
+	@sh .ci/need valgrind valgrind
+	@mkdir -p .cache
+	CGO_ENABLED=0 $(TESTSUM) -name instructions -live 'instructions: ' -- -tags instructions -run '^TestInstructions$$' -count=1 -timeout=5m \
+		-ldflags=-w -o .cache/instructions.test . $(if $(UPDATE),-instructions.update)
 
 lint:
 	@bash .ci/lint
