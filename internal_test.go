@@ -290,8 +290,10 @@ func TestWaitersLoseNoWake(t *testing.T) {
 	var src imm.Source
 	var out [1]Done
 	for i := range uint64(5000) {
-		q.open.Add(1)
-		a.worker.group.Call(func(*rail.Group) { q.complete(i, nil) })
+		if err := q.reserve("test"); err != nil {
+			t.Fatal(err)
+		}
+		a.worker.group.Call(func(*rail.Group) { q.complete(nil, i, nil) })
 		if n, err := q.Wait(ctx, out[:]); n != 1 || out[0].Cookie != i {
 			t.Fatalf("end %d: %v", i, err)
 		}

@@ -29,7 +29,7 @@ type Region struct {
 	id     uint64
 	len    uint64
 	mr     rail.Memory
-	uses   atomic.Int64 // operations that read from it, and mirrors
+	uses   atomic.Int64 // mirrors; the worker counts operations
 	closed atomic.Bool  // set under mu
 	grants grants
 
@@ -94,7 +94,7 @@ func (r *Region) Slice(off, n uint64) Slice { return Slice{Region: r, Off: off, 
 func (r *Region) Close() error {
 	r.mu.Lock()
 	if !r.closed.Swap(true) {
-		if n := r.uses.Load(); n > 0 {
+		if n := r.busy(); n > 0 {
 			r.closed.Store(false)
 			r.mu.Unlock()
 			return fmt.Errorf("close region %d: %w: %d operations or mirrors use it", r.id, ErrBusy, n)
@@ -107,6 +107,19 @@ func (r *Region) Close() error {
 	}
 	r.e.dropRegion(r)
 	return nil
+}
+
+// busy is how many operations and mirrors use r, which is closed. 0 means that no operation will: the worker refuses those that did not see
+// that it is closed.
+func (r *Region) busy() (n int64) {
+	if n = r.uses.Load(); n > 0 {
+		return n
+	}
+	_ = r.e.worker.do(func(g *rail.Group) error { // errNoWorker: then the networks are closed
+		n = int64(g.Retire(&r.mr))
+		return nil
+	})
+	return n
 }
 
 // free deregisters and unmaps, once. The keys go first: after that no network places anything.

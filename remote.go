@@ -44,7 +44,7 @@ func (e *Engine) Import(ctx context.Context, d Descriptor) (*Remote, error) {
 			return nil, fmt.Errorf("import: %w", err)
 		}
 		r, err := s.importFrom(ctx, &d)
-		if err == nil && !r.area.revoked.Load() {
+		if err == nil && !r.area.hold.Revoked() {
 			return r, nil
 		}
 		if err == nil {
@@ -78,6 +78,7 @@ func (s *session) importFrom(ctx context.Context, d *Descriptor) (*Remote, error
 		return nil, err
 	}
 	r := &Remote{sess: s, area: a, d: d.d}
+	r.rr.Hold = &a.hold
 	r.rr.Init(s.links.Load(), r, railKeys(res.Keys))
 	return r, nil
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/hawser-project/hawser/internal/invariants"
 	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/internal/record"
+	"github.com/hawser-project/hawser/provider"
 )
 
 // OptImm is an immediate or none. The zero value is none; Imm makes one, and 0 is a valid immediate.
@@ -82,8 +83,7 @@ type op struct {
 	e        *Engine
 	name     string
 	sess     *session
-	region   *Region // source, held while in flight
-	area     *area   // of the destination, held while in flight
+	area     *area // of the destination
 	transfer *Transfer
 	queue    *Queue
 	uses     uint32   // of this op, since it was made; see stampEvery
@@ -98,11 +98,13 @@ func (e *Engine) takeOp(name string) (*op, error) {
 	}
 	o, ok := e.ops.Pop()
 	if !ok {
-		o = &op{e: e, uses: e.newOps.Add(1) - 1}
+		o = e.newOp()
 	}
 	o.name = name
 	return o, nil
 }
+
+func (e *Engine) newOp() *op { return &op{e: e, uses: e.newOps.Add(1) - 1} }
 
 // count adds n operations to those in flight.
 // hot:
@@ -119,12 +121,20 @@ func (e *Engine) count(name string, n int) error {
 }
 
 // dropOp gives an operation back that was not submitted, or that has completed.
-// hot:
 func (e *Engine) dropOp(o *op) {
-	if o.region != nil {
-		o.region.uses.Add(-1)
+	q := o.queue
+	o.clear()
+	if q != nil {
+		q.putBack(o)
+	} else {
+		e.ops.Push(o) // when the pool is full the collector takes it
 	}
-	o.area.leave()
+	e.inflight.Add(-1)
+}
+
+// clear makes an operation that has ended, or was not submitted, ready for its next use.
+// hot:
+func (o *op) clear() {
 	if cap(o.Data) > keepData {
 		o.Data = nil
 	}
@@ -132,9 +142,7 @@ func (e *Engine) dropOp(o *op) {
 		o.SrcIdx, o.DstIdx = nil, nil
 	}
 	o.Op.Reset()
-	o.sess, o.region, o.area, o.transfer, o.queue, o.traced = nil, nil, nil, nil, nil, nil
-	e.ops.Push(o) // when the pool is full the collector takes it
-	e.inflight.Add(-1)
+	o.sess, o.area, o.transfer, o.queue, o.traced = nil, nil, nil, nil, nil
 }
 
 // What a pooled operation keeps: message buffers up to 4096 bytes, lists of up to 4096 pages.
@@ -179,7 +187,7 @@ func (o *op) Complete(*rail.Op) {
 	o.e.worker.ended(codeOf(o.Kind), &o.Op)
 	if o.Status != 0 {
 		o.e.worker.failed[o.Status%statuses]++
-		err = &OpError{Op: o.name, Peer: o.sess.peer, Err: o.area.explain(statusError(o.Status, o.sess.cause())), log: o.sess.failed()}
+		err = &OpError{Op: o.name, Peer: o.sess.peer, Err: o.area.explain(opError(&o.Op, o.sess)), log: o.sess.failed()}
 	}
 	if o.traced != nil {
 		o.e.tracer.end(*o.traced, err)
@@ -188,26 +196,35 @@ func (o *op) Complete(*rail.Op) {
 		invariants.Broken("%s completed twice", o.name)
 	}
 	e, t, q, cookie := o.e, o.transfer, o.queue, o.Cookie
-	e.dropOp(o)
-	if t != nil {
-		t.complete(err)
-	} else {
-		q.complete(cookie, err)
+	if q != nil {
+		o.clear()
+		q.complete(o, cookie, err)
+		e.worker.over++
+		return
 	}
+	e.dropOp(o)
+	t.complete(err)
+}
+
+// opError is why an operation has failed.
+func opError(o *rail.Op, s *session) error {
+	if o.Status == provider.StatusLocal && o.Src != nil && o.Src.Retired() {
+		return fmt.Errorf("source region: %w", ErrClosed)
+	}
+	return statusError(o.Status, s.cause())
 }
 
 // use makes o read s until it completes.
 // hot:
 func (o *op) use(r *Region) error {
-	o.region, o.Src = r, &r.mr
+	o.Src = &r.mr
 	return r.use()
 }
 
-// use counts an operation that reads from r; uses.Add(-1) when it has ended, also after an error.
+// use returns an error when r is closed. An operation that this comes too late for is refused by the worker.
 // hot:
 func (r *Region) use() error {
-	r.uses.Add(1)
-	if r.closed.Load() { // after the count: Region.Close sees us, or we see it
+	if r.closed.Load() {
 		return fmt.Errorf("source region %d: %w", r.id, ErrClosed)
 	}
 	return nil
@@ -220,11 +237,8 @@ func (o *op) target(r *Remote, pin OptRail) error {
 	if err := o.reach(r.sess, pin); err != nil {
 		return err
 	}
-	if err := r.area.enter(); err != nil {
-		return err
-	}
 	o.area = r.area
-	return nil
+	return r.area.usable()
 }
 
 // reach makes o go to the other side of s.

@@ -159,20 +159,18 @@ func (gs *grants) seal() (out []*session) {
 // area is what all remotes of one region have in common that were imported in one session since its owner last took it back.
 type area struct {
 	note
+	hold    rail.Hold // of all its remotes
 	s       *session
 	region  uint64
-	ops     atomic.Int64 // operations on it that have not ended
-	revoked atomic.Bool
 	once    sync.Once
 	drained chan struct{} // closed when it is revoked and no operation is left
 }
 
-// enter counts an operation, which leaves when it has ended, unless the region was taken back.
+// usable returns an error when the region was taken back. An operation that this comes too late for is refused by the worker, which
+// answers for the region only once it has seen that it is taken back.
 // hot:
-func (a *area) enter() error {
-	a.ops.Add(1)
-	if a.revoked.Load() { // after the count: whoever revokes sees us, or we see it
-		a.leave()
+func (a *area) usable() error {
+	if a.hold.Revoked() {
 		return a.staleError()
 	}
 	return nil
@@ -184,18 +182,10 @@ func (a *area) staleError() error {
 
 // explain replaces the error of an operation that was refused because its region was taken back. A nil area is none.
 func (a *area) explain(err error) error {
-	if a != nil && errors.Is(err, ErrAccess) && a.revoked.Load() {
+	if a != nil && errors.Is(err, ErrAccess) && a.hold.Revoked() {
 		return a.staleError()
 	}
 	return err
-}
-
-// leave ends what enter began. A nil area is none.
-// hot:
-func (a *area) leave() {
-	if a != nil && a.ops.Add(-1) == 0 && a.revoked.Load() {
-		a.s.e.notes.push(&a.note)
-	}
 }
 
 func (a *area) fire() { a.once.Do(func() { close(a.drained) }) }
@@ -212,7 +202,7 @@ func (as *areas) get(s *session, region uint64) *area {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	for _, w := range as.m[region] {
-		if a := w.Value(); a != nil && !a.revoked.Load() {
+		if a := w.Value(); a != nil && !a.hold.Revoked() {
 			return a
 		}
 	}
@@ -228,6 +218,7 @@ func (as *areas) get(s *session, region uint64) *area {
 	as.prune(region)
 	a := &area{s: s, region: region, drained: make(chan struct{})}
 	a.target = a
+	a.hold.Drained = func() { s.e.notes.push(&a.note) }
 	as.m[region] = append(as.m[region], weak.Make(a))
 	return a
 }
@@ -247,8 +238,8 @@ func (as *areas) prune(region uint64) {
 	}
 }
 
-// revoke revokes all areas of a region and returns those on which operations have not ended.
-func (as *areas) revoke(region uint64) (busy []*area) {
+// revoke revokes all areas of a region and returns them.
+func (as *areas) revoke(region uint64) (out []*area) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	for _, w := range as.m[region] {
@@ -256,12 +247,10 @@ func (as *areas) revoke(region uint64) (busy []*area) {
 		if a == nil {
 			continue
 		}
-		a.revoked.Store(true)
-		if a.ops.Load() > 0 {
-			busy = append(busy, a)
-		}
+		a.hold.Revoke()
+		out = append(out, a)
 	}
-	return busy
+	return out
 }
 
 // giveBack answers an owner that takes a region back. It runs on the session's reader.
@@ -270,8 +259,8 @@ func (s *session) giveBack(f wire.Frame) error {
 	if err := wire.Parse(f.Payload, &m); err != nil {
 		return err
 	}
-	busy := s.lent.areas.revoke(m.Region)
-	if len(busy) == 0 {
+	taken := s.lent.areas.revoke(m.Region)
+	if len(taken) == 0 {
 		s.reply(wire.TypeRevoked, f.Request, &wire.Revoked{})
 		return nil
 	}
@@ -279,12 +268,14 @@ func (s *session) giveBack(f wire.Frame) error {
 		return fmt.Errorf("%w: more than %d regions are taken back at once", ErrLimit, wire.MaxRevokes)
 	}
 	rp, request := s.links.Load(), f.Request
-	s.e.worker.group.Call(func(g *rail.Group) {
-		g.Withdraw(rp, func(o *rail.Op) bool { return revokedOwner(o.Owner) })
-	})
+	holds := make([]*rail.Hold, len(taken))
+	for i, a := range taken {
+		holds[i] = &a.hold
+	}
+	s.e.worker.group.Call(func(g *rail.Group) { g.Drain(rp, holds) })
 	s.e.wg.Go(func() {
 		defer s.lent.owed.Add(-1)
-		for _, a := range busy {
+		for _, a := range taken {
 			select {
 			case <-a.drained:
 			case <-s.ctx.Done():
@@ -294,18 +285,6 @@ func (s *session) giveBack(f wire.Frame) error {
 		s.reply(wire.TypeRevoked, request, &wire.Revoked{})
 	})
 	return nil
-}
-
-// revokedOwner reports whether the region was taken back to which an operation writes.
-func revokedOwner(owner rail.Completer) bool {
-	var a *area
-	switch o := owner.(type) {
-	case *op:
-		a = o.area
-	case *leg:
-		a = o.area
-	}
-	return a != nil && a.revoked.Load()
 }
 
 // errTaken is why a descriptor cannot be resolved, or an import cannot be used.

@@ -113,7 +113,7 @@ type scatter struct {
 	of       *Template // nil: the engine's
 	legs     []leg
 	filled   bool    // the legs hold what does not change from submit to submit
-	region   *Region // source, held while in flight
+	empty    rail.Op // what goes to the worker when no leg does
 	left     int     // legs that have not ended
 	failed   []TargetError
 	transfer *Transfer
@@ -128,7 +128,7 @@ type leg struct {
 	rail.Op
 	parent *scatter
 	sess   *session
-	area   *area // of the destination, held while in flight
+	area   *area // of the destination
 }
 
 // takeScatter reserves a scatter of n legs, ErrLimit when too many operations are in flight.
@@ -161,12 +161,9 @@ func (e *Engine) takeScatter(n int, of *Template) (*scatter, error) {
 // drop gives a scatter back that was not submitted, or that has ended.
 // hot:
 func (s *scatter) drop() {
-	if s.region != nil {
-		s.region.uses.Add(-1)
-	}
 	e, n := s.e, len(s.legs)
 	pool := s.rewind()
-	s.region, s.left, s.failed, s.transfer, s.queue, s.traced = nil, 0, nil, nil, nil, nil
+	s.left, s.failed, s.transfer, s.queue, s.traced = 0, nil, nil, nil, nil
 	pool.Push(s) // when the pool is full the collector takes it
 	e.inflight.Add(-max(int64(n), 1))
 }
@@ -195,20 +192,13 @@ const (
 	keepLegs     = 256 // targets of the largest that the engine keeps, 300 bytes each
 )
 
-// use makes s read r until it ends.
-// hot:
-func (s *scatter) use(r *Region) error {
-	s.region = r
-	return r.use()
-}
-
 // fill checks r and fills s with it.
 // hot:
 func (s *scatter) fill(r *Scatter) error {
 	if err := s.e.checkScatter(r); err != nil {
 		return err
 	}
-	if err := s.use(r.Src.Region); err != nil {
+	if err := r.Src.Region.use(); err != nil {
 		return err
 	}
 	for i := range r.Targets {
@@ -293,7 +283,7 @@ func (s *scatter) submit() error {
 		l := &s.legs[i]
 		err := l.sess.usable()
 		if err == nil {
-			err = l.area.enter()
+			err = l.area.usable()
 		}
 		if err != nil {
 			s.fail(i, err, nil)
@@ -314,20 +304,14 @@ func (s *scatter) submit() error {
 		s.traced = &t
 	}
 	if first == nil {
-		e.inflight.Add(1) // Close waits for us
-		s.finish()
-		e.notes.wake() // the worker, which fires the notes that it leaves, has no part in this
-		e.inflight.Add(-1)
-		return nil
+		first = &s.empty
+		s.empty.Owner = s
 	}
 	if s.uses%stampEvery == 0 {
 		first.Stamp = record.Now()
 	}
 	s.uses++
 	if !e.worker.group.Submit(first) {
-		for o := first; o != nil; o = o.Chain {
-			o.Owner.(*leg).area.leave()
-		}
 		traced := s.traced
 		s.drop()
 		err := fmt.Errorf("scatter: %w: the worker is %d operations behind", ErrLimit, rail.SubmitDepth)
@@ -355,9 +339,8 @@ func (l *leg) Complete(*rail.Op) {
 		s.e.worker.failed[l.Status%statuses]++
 		s.e.worker.targets++
 		s.e.worker.ended(codeTarget, &l.Op)
-		s.fail(int(l.Cookie), l.area.explain(statusError(l.Status, l.sess.cause())), l.sess.failed())
+		s.fail(int(l.Cookie), l.area.explain(opError(&l.Op, l.sess)), l.sess.failed())
 	}
-	l.area.leave()
 	if invariants.Enabled && (l.Owner == nil || s.left <= 0) {
 		invariants.Broken("a target of a scatter completed twice")
 	}
@@ -367,7 +350,13 @@ func (l *leg) Complete(*rail.Op) {
 	}
 }
 
-// finish ends the scatter: no leg is left.
+// Complete is called by the worker for a scatter of which no target could be tried.
+func (s *scatter) Complete(*rail.Op) {
+	s.empty.Reset()
+	s.finish()
+}
+
+// finish ends the scatter: no leg is left. The worker calls it.
 // hot:
 func (s *scatter) finish() {
 	var err error
@@ -382,7 +371,7 @@ func (s *scatter) finish() {
 	if t != nil {
 		t.complete(err)
 	} else {
-		q.complete(cookie, err)
+		q.complete(nil, cookie, err)
 	}
 }
 

@@ -231,7 +231,7 @@ func (t *Template) fillScatter(s *scatter, a *Args) error {
 	if a.Targets != nil && len(a.Targets) != len(r.Targets) {
 		return fmt.Errorf("targets: %w: %d, %d were prepared", ErrInvalid, len(a.Targets), len(r.Targets))
 	}
-	if err := s.use(r.Src.Region); err != nil {
+	if err := r.Src.Region.use(); err != nil {
 		return err
 	}
 	for i := 0; !s.filled && i < len(s.legs); i++ {

@@ -42,6 +42,8 @@ type worker struct {
 	lastLog  *flightLog       // the latest for an error
 	targets  uint64           // of scatters that have failed
 	failed   [statuses]uint64 // operations, each target of a scatter by itself, by status
+	over     int64            // operations of queues that have ended since Settle
+	queues   []*Queue         // which they belong to
 	done     chan struct{}
 	closeErr error // of group.Close; valid after done
 }
@@ -284,6 +286,20 @@ func (w *worker) Fenced(p *rail.Peer, proved bool) {
 	}
 	w.note(kind, s.peer, -1, -1, "")
 	s.fenced(proved)
+}
+
+// Settle shows others what has ended in a Step, all at once: each look at what they write costs as much as an operation.
+// hot:
+func (w *worker) Settle() {
+	if w.over > 0 { // before anybody learns that his operation has ended
+		w.e.inflight.Add(-w.over)
+		w.over = 0
+	}
+	for i, q := range w.queues {
+		q.publish()
+		w.queues[i] = nil
+	}
+	w.queues = w.queues[:0]
 }
 
 // Dead is told about a rail that has failed as a whole; its links have been reported one by one.

@@ -164,6 +164,7 @@ func (h *simHost) Fenced(p *Peer, proved bool) {
 		h.g.Call(func(g *Group) { g.Fence(p) })
 	}
 }
+func (h *simHost) Settle()             {}
 func (h *simHost) Dead(r int, _ error) { h.w.note("%s: rail %d is dead", h.name, r) }
 func (h *simHost) GiveUp(p *Peer, why string, _ bool) {
 	h.w.fail("%s gives %c up: %s", h.name, 'a'+rune(p.Tag.(int)), why)

@@ -301,7 +301,7 @@ func (g *Group) placeAgain(f *flight) {
 		op.list().remove(op)
 		op.fail(op.Status)
 		if op.inflight == 0 {
-			op.Owner.Complete(op)
+			g.end(op)
 		}
 		return
 	}
@@ -320,6 +320,6 @@ func (g *Group) concluded(l *link, op *Op, st provider.Status) {
 		op.fail(st)
 	}
 	if op.inflight == 0 && op.placed() {
-		op.Owner.Complete(op)
+		g.end(op)
 	}
 }

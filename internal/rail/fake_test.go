@@ -108,6 +108,7 @@ type fakeSink struct {
 func (s *fakeSink) Imm(_ *Peer, imm uint32)     { s.imms = append(s.imms, imm) }
 func (s *fakeSink) Message(_ *Peer, m *Message) { s.messages = append(s.messages, m) }
 func (s *fakeSink) Dead(int, error)             { s.dead++ }
+func (s *fakeSink) Settle()                     {}
 func (s *fakeSink) Link(_ *Peer, _ int, up bool, _ string) {
 	s.ups = append(s.ups, up)
 }

@@ -32,6 +32,8 @@ type Sink interface {
 	Fenced(p *Peer, proved bool)
 	// Dead: a rail cannot be used any more.
 	Dead(rail int, err error)
+	// Settle: this Step calls no Complete and tells of no immediate any more.
+	Settle()
 }
 
 // SubmitDepth is how many operations may wait for the worker.
@@ -60,7 +62,7 @@ type Group struct {
 
 	sink  Sink
 	rails []*railState
-	subs  *ring.Queue[*Op]
+	subs  *ring.Funnel[*Op]
 	wake  func() // wakes the worker if it sleeps
 
 	step        uint64           // number of the Step
@@ -144,7 +146,7 @@ var (
 func New(domains []provider.Domain, sink Sink, wake func()) (*Group, error) {
 	g := &Group{
 		sink: sink, wake: wake, sendFree: -1,
-		subs:     ring.NewQueue[*Op](SubmitDepth),
+		subs:     ring.NewFunnel[*Op](SubmitDepth),
 		released: ring.NewQueue[*Message](recvSlots * max(len(domains), 1)),
 	}
 	for i, d := range domains {
@@ -241,6 +243,7 @@ func (g *Group) Step() int {
 		}
 	}
 	g.due = g.due[:0]
+	g.sink.Settle()
 	return n
 }
 
@@ -325,12 +328,11 @@ func (r *railState) close() error {
 
 // Flush ends operations that were submitted to a group that is closed. The worker calls it, after Close.
 func (g *Group) Flush() {
-	for op, ok := g.subs.Pop(); ok; op, ok = g.subs.Pop() {
-		g.enqueueAll(op)
-	}
+	g.takeIn()
 	for p := g.first; p != nil; p = g.first {
 		g.FailPeer(p)
 	}
+	g.sink.Settle()
 }
 
 // Register registers memory on every rail, all or nothing.

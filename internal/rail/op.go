@@ -16,10 +16,16 @@ const (
 	Send                   // one message
 )
 
-// Memory is local memory as the rails know it. Immutable after it is made.
+// Memory is local memory as the rails know it. Keys are immutable after it is made; the worker owns the rest.
 type Memory struct {
 	Keys []provider.Key // by rail
+
+	ops     int // that read from it, as far as the worker has seen them
+	retired bool
 }
+
+// Retired reports whether Group.Retire has ended its use. For Complete.
+func (m *Memory) Retired() bool { return m.retired }
 
 // Completer is told about the end of an operation, on the worker. It must not keep op.
 type Completer interface {
@@ -38,32 +44,38 @@ type Op struct {
 	Src     *Memory
 	Dst     *Remote
 
-	SrcOff, DstOff       uint64
-	Len                  uint64 // of the span, of each page
+	SrcOff, DstOff uint64
+	Len            uint64 // of the span, of each page
+	Parts          int    // 0 for Write: the group's choice; Pages: the number of pages
+	Owner          Completer // its Complete is called by Group.end
+	Chain          *Op // further operations, handed to the worker by the same Submit
+	Cookie         uint64
+	Stamp          int64 // of record.Now, if the operation is to be followed with the clock; else 0
+
+	// What a small write has nothing to do with comes last: it does not pay for these lines of the cache.
+	state
 	SrcStride, DstStride uint64
 	SrcIdx, DstIdx       []uint32
-	Parts                int    // 0 for Write: the group's choice; Pages: the number of pages
-	Data                 []byte // of a Send
-	Owner                Completer
-	Cookie               uint64
-	Chain                *Op   // further operations, handed to the worker by the same Submit
-	Stamp                int64 // of record.Now, if the operation is to be followed with the clock; else 0
+	Data                 []byte  // of a Send
+	redo                 []piece // what went down with a link; those with an immediate first, so that they are placed last
+}
 
+// state is what the worker knows of an Op.
+type state struct {
 	// The result, valid in Complete: the first status that was not OK.
 	Status provider.Status
 
-	next     *Op     // in its opList
-	listed   bool    // in its opList
-	cursor   int     // next part to begin
-	cur      piece   // what is left of the part that was begun last
-	begun    bool    // cur is not empty
-	redo     []piece // what went down with a link; those with an immediate first, so that they are placed last
-	frags    int     // pieces that have to land before the next immediate may leave
-	inflight int     // WRs in flight, or lost with a link whose fate is not known yet
-	only     *link   // of ImmLast: the link that all pages go over,
-	epoch    uint32  // and which connection of it
-	strict   bool    // of ImmLast: the link failed, so the immediate waits until everything has landed
-	via      uint8   // the link over which its last WR ended
+	listed   bool   // in its opList
+	begun    bool   // cur is not empty
+	strict   bool   // of ImmLast: the link failed, so the immediate waits until everything has landed
+	via      uint8  // the link over which its last WR ended
+	epoch    uint32 // of ImmLast: the connection of only
+	next     *Op    // in its opList
+	cursor   int    // next part to begin
+	inflight int    // WRs in flight, or lost with a link whose fate is not known yet
+	frags    int    // pieces that have to land before the next immediate may leave
+	only     *link  // of ImmLast: the link that all pages go over
+	cur      piece  // what is left of the part that was begun last
 }
 
 // Via is the link over which the last part of the operation ended, valid in Complete.
@@ -77,18 +89,21 @@ type piece struct {
 	frag        bool   // counted in Op.frags
 }
 
-// Reset makes an Op ready to be filled again. It keeps the memory of its slices.
+// Reset makes an Op that has ended, or was not submitted, ready to be filled again. It keeps the memory of its slices, and offsets and
+// strides, which those kinds of operations fill that have them. To clear everything takes longer than to submit.
+// hot:
 func (o *Op) Reset() {
-	*o = Op{SrcIdx: o.SrcIdx[:0], DstIdx: o.DstIdx[:0], Data: o.Data[:0], redo: o.redo[:0]}
+	o.Rewind()
+	o.Kind, o.HasImm, o.ImmLast, o.Imm, o.Rail, o.Len, o.Parts, o.Cookie = 0, false, false, 0, 0, 0, 0, 0
+	o.Peer, o.Src, o.Dst, o.Owner = nil, nil, nil, nil
+	o.SrcIdx, o.DstIdx, o.Data = o.SrcIdx[:0], o.DstIdx[:0], o.Data[:0]
 }
 
 // Rewind makes an Op that has ended, or was not submitted, ready to be submitted again as it was filled, but for Parts, which the
 // group may have chosen.
 // hot:
 func (o *Op) Rewind() {
-	o.Status, o.Chain, o.Stamp = provider.StatusOK, nil, 0
-	o.next, o.listed, o.cursor, o.begun, o.redo, o.frags, o.inflight = nil, false, 0, false, o.redo[:0], 0, 0
-	o.only, o.strict = nil, false
+	o.state, o.redo, o.Chain, o.Stamp = state{}, o.redo[:0], nil, 0
 }
 
 // opList is a list of operations, oldest first.

@@ -222,7 +222,7 @@ func (g *Group) failList(l *opList) {
 		l.remove(op)
 		op.fail(provider.StatusFlushed)
 		if op.inflight == 0 {
-			op.Owner.Complete(op)
+			g.end(op)
 		}
 	}
 }

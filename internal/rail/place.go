@@ -22,18 +22,30 @@ func (g *Group) enqueueAll(op *Op) int {
 // enqueue puts an operation at the end of its list.
 // hot:
 func (g *Group) enqueue(op *Op) {
+	if m := op.Src; m != nil {
+		m.ops++
+	}
+	if r := op.Dst; r != nil && r.Hold != nil {
+		r.Hold.ops++
+	}
 	p := op.Peer
+	if p == nil { // nothing to do but to end
+		g.end(op)
+		return
+	}
 	if op.Kind == Signal || op.Kind == Send || op.ImmLast && op.Parts == 0 {
 		op.Parts = 1
 	}
 	switch {
 	case p.down || op.Dst != nil && op.Dst.Peer != p:
 		op.fail(provider.StatusFlushed)
-	case op.Dst != nil && op.Dst.closed:
+	case op.Dst != nil && (op.Dst.closed || op.Dst.Hold != nil && op.Dst.Hold.Revoked()):
 		op.fail(provider.StatusAccess)
+	case op.Src != nil && op.Src.retired:
+		op.fail(provider.StatusLocal)
 	}
 	if op.Status != provider.StatusOK || op.Kind == Pages && op.Parts == 0 { // failed, or no pages
-		op.Owner.Complete(op)
+		g.end(op)
 		return
 	}
 	if !p.queued && op.Parts == 1 && g.placeAtOnce(p, op) {
@@ -41,6 +53,21 @@ func (g *Group) enqueue(op *Op) {
 	}
 	op.list().push(op)
 	g.queue(p)
+}
+
+// end ends an operation: the only way to its Complete.
+// hot:
+func (g *Group) end(op *Op) {
+	if m := op.Src; m != nil {
+		m.ops--
+	}
+	if r := op.Dst; r != nil && r.Hold != nil {
+		h := r.Hold
+		if h.ops--; h.ops == 0 && h.Revoked() {
+			h.Drained()
+		}
+	}
+	op.Owner.Complete(op)
 }
 
 // placeAtOnce places an operation of one part that finds nothing before it, without a detour over the lists, and reports whether that is

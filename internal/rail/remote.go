@@ -3,20 +3,39 @@ package rail
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/hawser-project/hawser/provider"
 )
 
-// Remote is memory of a peer as the links to that peer know it. Peer and Tag are immutable; the worker owns the rest.
+// Remote is memory of a peer as the links to that peer know it. Peer, Tag and Hold, which may be nil, are immutable; the worker owns the rest.
 type Remote struct {
 	Peer *Peer
 	Tag  any // the sink's
+	Hold *Hold
 
 	keys   []LinkKey // by link
 	asked  bool      // Sink.Keys has been told
 	waits  int       // ticks at which a key was missing, since one came or something was written
 	closed bool      // it cannot be written to any more
 }
+
+// Hold counts the operations on remotes that their owner takes back together. Drained is immutable; the worker owns the rest, but for what
+// Revoke does.
+type Hold struct {
+	// Drained is called by the worker, maybe more than once, when it was revoked and no operation on it is left.
+	Drained func()
+
+	ops     int // as far as the worker has seen them
+	revoked atomic.Bool
+}
+
+// Revoke makes operations that come to the worker later fail with StatusAccess. Group.Drain does the rest.
+func (h *Hold) Revoke() { h.revoked.Store(true) }
+
+// Revoked reports whether Revoke was called.
+// hot:
+func (h *Hold) Revoked() bool { return h.revoked.Load() }
 
 // LinkKey is the key of a remote for one connection of a link.
 type LinkKey struct {
