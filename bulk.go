@@ -343,8 +343,9 @@ func (b *bulk) end(s *session) {
 	}
 }
 
-// beat is called at every tick of the heart. It reports whether a sender has kept its room without using it for too long.
-func (b *bulk) beat() (stalled bool) {
+// beat is called at every tick of the heart. It reports whether anything is under way, and whether a sender has kept its room without
+// using it for too long.
+func (b *bulk) beat() (carries, stalled bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, in := range b.ins {
@@ -353,5 +354,5 @@ func (b *bulk) beat() (stalled bool) {
 			stalled = stalled || in.idle > int32(bulkStall/heartTick)
 		}
 	}
-	return stalled
+	return len(b.outs)+len(b.ins) > 0, stalled
 }

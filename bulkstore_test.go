@@ -70,11 +70,11 @@ func TestBulkSenderThatStallsIsCutOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range limit {
-		if s.bulk.beat() {
+		if _, stalled := s.bulk.beat(); stalled {
 			t.Fatal("cut off too early")
 		}
 	}
-	if !s.bulk.beat() {
+	if _, stalled := s.bulk.beat(); !stalled {
 		t.Fatal("a sender that sends nothing keeps its room")
 	}
 	s.bulk.end(s)

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -15,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hawser-project/hawser/internal/host"
-	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/internal/wire"
 )
 
@@ -385,55 +383,3 @@ func (p *Peer) await(ctx context.Context) bool {
 
 // otherTime is how long the connection that the other side prefers may take to begin. Dialing again is no more than a waste.
 const otherTime = 250 * time.Millisecond
-
-// heartTick is the resolution of liveness.
-const heartTick = time.Second / rail.TicksPerSecond
-
-// heart sends beats and finds peers that have fallen silent. It counts its own ticks instead of reading the clock: when this
-// process was stopped, or starved, no ticks passed, and nobody is blamed for the silence.
-func (e *Engine) heart() {
-	tick := time.NewTicker(heartTick)
-	defer tick.Stop()
-	limit := int32(min(e.opts.PeerTimeout/heartTick, math.MaxInt32-1))
-	var sessions []*session
-	for n := 0; ; n++ {
-		select {
-		case <-tick.C:
-		case <-e.ctx.Done():
-			return
-		}
-		sessions = e.sessions(sessions[:0])
-		if len(sessions) > 0 {
-			e.worker.group.Tick()
-		}
-		for _, s := range sessions {
-			switch s.state.Load() {
-			case stateUp:
-				if silent := s.silent.Add(1); silent > limit {
-					s.fail(ErrPeerDown, fmt.Errorf("silent for %v", time.Duration(silent-1)*heartTick))
-				} else if s.bulk.beat() {
-					s.fail(ErrPeerDown, fmt.Errorf("offered a bulk message and sent nothing of it for %v", bulkStall))
-				} else if n%int(beatInterval/heartTick) == 0 {
-					s.tell(wire.TypeBeat, nil)
-				}
-				s.checkLinkless()
-			case stateDown:
-				if n%int(time.Second/heartTick) == 0 {
-					s.retryFence()
-				}
-			}
-		}
-	}
-}
-
-// sessions appends the latest session of each peer to out, and those before it that are not over.
-func (e *Engine) sessions(out []*session) []*session {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, p := range e.peers {
-		for s := p.cur.Load(); s != nil; s = s.prev.Load() {
-			out = append(out, s)
-		}
-	}
-	return out
-}

@@ -134,6 +134,9 @@ func TestCounterForgetsWhoGaveUp(t *testing.T) {
 	if len(c.waiters) != 0 || len(other.waiters) != 0 || len(a.creditors.all) != 0 {
 		t.Fatalf("%d and %d waiters, %d creditors are left", len(c.waiters), len(other.waiters), len(a.creditors.all))
 	}
+	if n := a.waits.Load(); n != 0 {
+		t.Fatalf("%d waits are counted after their end", n)
+	}
 }
 
 // What arrives last, while the debts are looked at, is paid.

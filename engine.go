@@ -56,6 +56,7 @@ type Engine struct {
 	revokeTime time.Duration // see the constant; tests change it
 	serial     atomic.Uint64 // of the descriptor that was issued last
 	bulks      atomic.Int64  // calls of SendBulk
+	waits      atomic.Int64  // waiters of counters
 	newOps     atomic.Uint32 // operations, and scatters, that were made
 	tracer     *tracer       // nil: nothing is traced
 	closing    atomic.Bool

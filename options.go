@@ -53,7 +53,10 @@ type Options struct {
 	// Require names a provider: peers that cannot be reached over it are refused, instead of being reached over another.
 	Require string
 
-	// PeerTimeout is the silence after which a peer counts as dead. Default 1.5 s; at least 1 s: peers send a beat every 300 ms.
+	// PeerTimeout is the silence after which a peer counts as dead that anything depends on: an operation or a message to it is under
+	// way, anybody waits for a counter, or something came or went within the last 10 s. Such a peer is asked for a sign of life
+	// every 300 ms, others every 10 s, and then have as long to answer. Default 1.5 s; at least 1 s. A process that ends is
+	// noticed at once, always.
 	PeerTimeout time.Duration
 
 	// ImmBase and ImmBits name the immediate values that Imms.Take lends: 2^ImmBits from ImmBase, which is a multiple of that.
@@ -97,7 +100,6 @@ const (
 	minPeerTimeout     = time.Second // some beats may be late
 	defaultImmBase     = 0xfff << 20
 	defaultImmBits     = 20
-	beatInterval       = 300 * time.Millisecond
 )
 
 // withDefaults fills what is zero and returns all faults at once.

@@ -45,7 +45,7 @@ type session struct {
 	rails     atomic.Uint64             // rails of ours that links use, or used, a bit each (wire.MaxRails is 64)
 	linked    atomic.Bool               // our side of all links is up, which is enough to answer a peer that was quicker than our handshake
 	prev      atomic.Pointer[session]   // the session before, while it is not over; cleared by follow
-	silent    atomic.Int32              // heart ticks since the peer was heard
+	pulse     pulse
 	bulk      bulk
 	log       atomic.Pointer[flightLog] // what happened before the session failed
 	logged    chan struct{}             // closed when log is there
@@ -88,6 +88,7 @@ func (e *Engine) newSession(p *Peer, conn net.Conn, dialer bool) *session {
 		wake: make(chan struct{}), asked: map[uint64]func([]byte) error{}, posted: make(chan struct{}, 1), logged: make(chan struct{}),
 	}
 	s.target = s
+	s.pulse.watch = int(watchTime / heartTick)
 	s.bulk.init()
 	s.lent.asked = make(chan struct{}, wire.MaxRevokes)
 	s.questioning.rate, s.questioning.burst = questionRate, questionBurst

@@ -130,11 +130,14 @@ func (s *session) read() {
 			s.fail(ErrPeerDown, fmt.Errorf("control connection: %w", err))
 			return
 		}
-		s.silent.Store(0)
+		s.pulse.heard.Store(true)
+		if f.Type != wire.TypeBeat {
+			s.pulse.talks.Store(true)
+		}
 		if cap(f.Payload) > cap(buf) {
 			buf = f.Payload // at most wire.MaxPayload, and nobody keeps a part of it
 		}
-		if f.Type == wire.TypeResolve || f.Type == wire.TypeLink {
+		if f.Type == wire.TypeResolve || f.Type == wire.TypeLink || f.Type == wire.TypeBeat && f.Request != 0 {
 			pause(s.ctx, s.questioning.take(1))
 		}
 		if err := s.handle(f); err != nil {
@@ -152,6 +155,9 @@ func (s *session) read() {
 func (s *session) handle(f wire.Frame) error {
 	switch f.Type {
 	case wire.TypeBeat:
+		if f.Request != 0 {
+			s.tellBeat(0)
+		}
 	case wire.TypeBye:
 		var m wire.Bye
 		if err := wire.Parse(f.Payload, &m); err != nil {

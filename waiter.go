@@ -24,6 +24,7 @@ var waiterPool = sync.Pool{New: func() any { return &waiter{ch: make(chan struct
 
 // end tells the waiter that the count is reached, or why it will not be. Needs the counter's mu.
 func (w *waiter) end(e *Engine, err error) {
+	e.waits.Add(-1)
 	w.err = err
 	switch {
 	case w.call != nil && err == nil:
@@ -45,6 +46,7 @@ func (c *Counter) add(w *waiter) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.waiters = append(c.waiters, w)
+	c.e.waits.Add(1)
 	c.settle()
 	if c.gone != nil {
 		c.abandon(c.gone)
@@ -80,6 +82,7 @@ func (c *Counter) remove(w *waiter) bool {
 	for i, x := range c.waiters {
 		if x == w {
 			c.waiters = append(c.waiters[:i], c.waiters[i+1:]...)
+			c.e.waits.Add(-1)
 			c.settle()
 			return true
 		}

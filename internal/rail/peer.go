@@ -2,6 +2,7 @@ package rail
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"github.com/hawser-project/hawser/internal/wire"
 	"github.com/hawser-project/hawser/provider"
@@ -23,10 +24,12 @@ type Peer struct {
 	atOnce   int    // and how many there were
 	queued   bool
 	down     bool
-	live     bool // failed links are replaced, not reported as the end; see Group.Live
-	lead     bool // this side begins new connections
-	fencing  int  // outcomes of the running Fence that are not there yet
-	unproved bool // one of them was that there is no proof
+	live     bool        // failed links are replaced, not reported as the end; see Group.Live
+	moves    uint64      // what its links had moved at the last Tick
+	stirred  atomic.Bool // see Stirred
+	lead     bool        // this side begins new connections
+	fencing  int         // outcomes of the running Fence that are not there yet
+	unproved bool        // one of them was that there is no proof
 	asking   []*Remote
 	slots    []Slot // of a leader, by link
 	next     *Peer  // in the group's turn order
@@ -187,6 +190,23 @@ func (g *Group) Connect(p *Peer, i int, remote provider.Addr, active bool) error
 
 // Ready is how many links are in service.
 func (p *Peer) Ready() int { return p.ready }
+
+// Stirred reports whether, at a Tick since the last call, anything to p was under way or had moved in either direction since the Tick
+// before. Anybody may call it.
+func (p *Peer) Stirred() bool { return p.stirred.Load() && p.stirred.Swap(false) }
+
+// stir is called at each Tick.
+func (p *Peer) stir() {
+	moves, open := uint64(0), p.ops.head != nil || p.messages.head != nil
+	for _, l := range p.links {
+		moves += l.landed + uint64(l.epoch) + l.counts.RxImms + l.counts.RxMessages + l.counts.RxRefused
+		open = open || l.outstanding > 0
+	}
+	if open || moves != p.moves {
+		p.moves = moves
+		p.stirred.Store(true)
+	}
+}
 
 // Rail is the local rail of link i.
 func (p *Peer) Rail(i int) int { return p.links[i].rail.index }

@@ -78,6 +78,7 @@ func (g *Group) tickAll() {
 		for _, l := range p.links {
 			g.tick(l)
 		}
+		p.stir()
 	}
 }
 
