@@ -37,12 +37,14 @@ type cli struct {
 		Scatter benchScatterCmd `cmd:"" help:"Writes to many targets in one request, one immediate per target."`
 		Barrier benchBarrierCmd `cmd:"" help:"Barriers of a group of processes: latency."`
 		Message benchMessageCmd `cmd:"" help:"Messages: latency and rate."`
+		Peers   benchCrowdCmd   `cmd:"" help:"What connected idle peers cost one engine: memory, descriptors, processor time."`
 		Versus  versusCmd       `cmd:"" help:"Hawser and what else moves bytes, interleaved on the same work. It installs the others into a folder that it removes."`
 		Compare compareCmd      `cmd:"" help:"Two results, row by row: what changed, and whether it is more than noise."`
 		Plot    plotCmd         `cmd:"" help:"Draw results as SVG."`
 		Serve   benchServeCmd   `cmd:"" help:"Be the receiving process for clients on other hosts, until interrupted."`
 		Receive benchPeerCmd    `cmd:"" hidden:""`
 		Drive   driveCmd        `cmd:"" hidden:""`
+		Crowd   crowdCmd        `cmd:"" hidden:""`
 	} `cmd:"" help:"Speed between processes on one host or two, against a yardstick in the same run."`
 	Topo    topoCmd    `cmd:"" help:"List the networks that can be used here, and why others cannot."`
 	Version versionCmd `cmd:"" help:"Print the version."`
