@@ -248,6 +248,9 @@ func child() error {
 	if what := os.Getenv(guestEnv); what != "" {
 		return guest(what)
 	}
+	if network := os.Getenv(wakerEnv); network != "" {
+		return waker(network)
+	}
 	if role := os.Getenv(siegeEnv); role != "" {
 		return siegeRole(role)
 	}
