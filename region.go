@@ -20,6 +20,10 @@ import (
 type MemOptions struct {
 	// Heap takes memory from the Go heap, for tests under the race detector. Shared memory cannot serve it to peers.
 	Heap bool
+
+	// Huge takes memory in huge pages: see package mem. A *mem.HugePagesError, which is an ErrMemory, says that the machine has none, or
+	// not enough, and what to do about it. Peers map it as it is.
+	Huge mem.Huge
 }
 
 // Region is registered memory of this engine. The engine owns it from Alloc to Close; the bytes are the user's, within the
@@ -53,7 +57,10 @@ func (e *Engine) Alloc(size uint64, o MemOptions) (*Region, error) {
 	if o.Heap {
 		kind = mem.Heap
 	}
-	span, err := mem.New(size, kind)
+	if o.Heap && o.Huge != mem.SmallPages || o.Huge > mem.Huge1GiB {
+		return nil, fmt.Errorf("alloc %d bytes: huge: %w: %s pages, of the Go heap: %t", size, ErrInvalid, o.Huge, o.Heap)
+	}
+	span, err := mem.NewHuge(size, kind, o.Huge)
 	if err != nil {
 		return nil, fmt.Errorf("alloc: %w", err)
 	}

@@ -37,14 +37,25 @@ const Seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 // New makes a span of size bytes (at least 1). It reserves all of it at once, so that memory that is missing is an error
 // here (ErrMemory) and not a signal later.
-func New(size uint64, kind Kind) (*Span, error) {
+func New(size uint64, kind Kind) (*Span, error) { return NewHuge(size, kind, SmallPages) }
+
+// NewHuge is New for memory in huge pages, in whole ones of which it takes what size bytes need. A *HugePagesError says that the
+// machine has none, or not enough, and what to do. The pages of 2 MiB and 1 GiB are for Shared, and none for Heap.
+func NewHuge(size uint64, kind Kind, huge Huge) (*Span, error) {
 	if size == 0 {
 		return nil, errors.New("span of 0 bytes: at least 1")
 	}
 	if size > math.MaxInt64/2 { // also when it is not known what is available
 		return nil, fmt.Errorf("span of %d bytes: %w: no machine has that", size, ErrMemory)
 	}
-	if err := enough(size); err != nil {
+	if huge > Huge1GiB || kind == Heap && huge != SmallPages || kind != Shared && huge > Transparent {
+		return nil, fmt.Errorf("span: %s pages: not for this kind of memory", huge)
+	}
+	err := checkHuge(size, kind, huge)
+	if err == nil && huge <= Transparent { // what is set aside is not in what is available
+		err = enough(size)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("span of %d bytes: %w", size, err)
 	}
 	switch kind {
@@ -55,32 +66,41 @@ func New(size uint64, kind Kind) (*Span, error) {
 		if err != nil {
 			return nil, fmt.Errorf("span of %d bytes: mmap: %w", size, err)
 		}
-		return finish(&Span{kind: kind, bytes: b, fd: -1})
+		return finish(&Span{kind: kind, bytes: b, fd: -1}, huge)
 	case Shared:
-		return newShared(size)
+		return newShared(size, huge)
 	}
 	return nil, fmt.Errorf("span: unknown kind %d", kind)
 }
 
-func newShared(size uint64) (*Span, error) {
-	fd, err := unix.MemfdCreate("hawser", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+func newShared(size uint64, huge Huge) (*Span, error) {
+	fd, err := unix.MemfdCreate("hawser", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|huge.memfdFlags())
 	if err != nil {
-		return nil, fmt.Errorf("span of %d bytes: memfd_create: %w", size, err)
+		return nil, fmt.Errorf("span of %d bytes in %s pages: memfd_create: %w", size, huge, err)
 	}
-	b, err := fill(fd, int64(size))
+	b, err := fill(fd, size, huge)
 	if err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("span of %d bytes: %w", size, err)
 	}
-	return finish(&Span{kind: Shared, bytes: b, fd: fd})
+	return finish(&Span{kind: Shared, bytes: b, fd: fd}, huge)
 }
 
-func fill(fd int, size int64) ([]byte, error) {
-	if err := unix.Ftruncate(fd, size); err != nil {
+func fill(fd int, size uint64, huge Huge) ([]byte, error) {
+	whole := int64(huge.round(size))
+	if err := unix.Ftruncate(fd, whole); err != nil {
 		return nil, fmt.Errorf("ftruncate: %w", err)
 	}
-	if err := unix.Fallocate(fd, 0, 0, size); err != nil {
-		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.ENOMEM) {
+	if huge == Transparent {
+		if err := fillHuge(fd, size); err != nil {
+			return nil, err
+		}
+	}
+	if err := unix.Fallocate(fd, 0, 0, whole); err != nil {
+		switch short := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.ENOMEM); {
+		case short && huge.size() > 0:
+			err = fmt.Errorf("%w (%w)", hugeShort(size, huge), err)
+		case short:
 			err = fmt.Errorf("%w (%w)", ErrMemory, err)
 		}
 		return nil, fmt.Errorf("fallocate: %w", err)
@@ -88,11 +108,25 @@ func fill(fd int, size int64) ([]byte, error) {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, Seals); err != nil {
 		return nil, fmt.Errorf("add seals: %w", err)
 	}
-	b, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	b, err := Map(fd, size)
 	if err != nil {
 		return nil, fmt.Errorf("mmap: %w", err)
 	}
 	return b, nil
+}
+
+// fillHuge makes the pages of a memfd through a mapping that asks for huge ones: fallocate makes small ones. Where it cannot, fallocate
+// makes the rest.
+func fillHuge(fd int, size uint64) error {
+	b, err := Map(fd, size)
+	if err != nil {
+		return fmt.Errorf("mmap: %w", err)
+	}
+	if err := unix.Madvise(b, unix.MADV_HUGEPAGE); err != nil {
+		return errors.Join(fmt.Errorf("madvise hugepage: %w", err), Unmap(b))
+	}
+	populate(b, unix.MADV_POPULATE_WRITE)
+	return Unmap(b)
 }
 
 // ErrUnfit: a descriptor is not a memfd that can be shared safely.
@@ -123,9 +157,13 @@ func CheckSealed(fd int, size uint64) error {
 
 // finish maps the pages and keeps a forked child from sharing the pages: a copy-on-write after fork would move the parent's pages away from
 // under a network card.
-func finish(s *Span) (*Span, error) {
-	if err := unix.Madvise(s.bytes, unix.MADV_DONTFORK); err != nil {
-		err = fmt.Errorf("madvise dontfork: %w", err)
+func finish(s *Span, huge Huge) (*Span, error) {
+	err := unix.Madvise(s.bytes[:cap(s.bytes)], unix.MADV_DONTFORK)
+	if err == nil && huge == Transparent {
+		err = unix.Madvise(s.bytes, unix.MADV_HUGEPAGE)
+	}
+	if err != nil {
+		err = fmt.Errorf("madvise: %w", err)
 		return nil, errors.Join(err, s.Free())
 	}
 	advice := unix.MADV_POPULATE_WRITE
@@ -153,7 +191,7 @@ func populate(b []byte, advice int) {
 }
 
 // Bytes is the whole span. It must not be used after Free.
-func (s *Span) Bytes() []byte { return s.bytes }
+func (s *Span) Bytes() []byte { return s.bytes[:len(s.bytes):len(s.bytes)] }
 
 // FD is the memfd of a Shared span, else -1. It stays owned by the span.
 func (s *Span) FD() int { return s.fd }
@@ -162,7 +200,7 @@ func (s *Span) FD() int { return s.fd }
 func (s *Span) Free() error {
 	var err error
 	if s.kind != Heap {
-		err = unix.Munmap(s.bytes)
+		err = Unmap(s.bytes)
 	}
 	if s.fd >= 0 {
 		err = errors.Join(err, unix.Close(s.fd))

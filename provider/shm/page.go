@@ -132,8 +132,5 @@ func mapPage(fd int, size uint64, prot int) ([]byte, error) {
 
 // unmap undoes newPage and importPage; nil is fine.
 func unmap(b []byte) error {
-	if b == nil {
-		return nil
-	}
-	return os.NewSyscallError("munmap", unix.Munmap(b))
+	return mem.Unmap(b)
 }

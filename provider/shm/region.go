@@ -240,7 +240,7 @@ func (d *domain) mapGrant(p *peer, pkt *packet) error {
 	if err := mem.CheckSealed(pkt.fds[0], pkt.size); err != nil {
 		return err
 	}
-	b, err := unix.Mmap(pkt.fds[0], 0, int(pkt.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	b, err := mem.Map(pkt.fds[0], pkt.size)
 	if err != nil {
 		var errno unix.Errno
 		_ = errors.As(err, &errno)
