@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"io"
-	"net"
 	"time"
 )
 
@@ -33,7 +32,7 @@ func meshYard(c Config) side {
 	return side{
 		name: streamName(c),
 		send: func(_ context.Context, s *Session, t task, lat *trips) error {
-			var mesh []net.Conn
+			var mesh []stream
 			for _, p := range s.peers {
 				mesh = append(mesh, p.stream)
 			}
@@ -46,7 +45,7 @@ func meshYard(c Config) side {
 }
 
 // meetAll goes through n rounds over the streams to all others.
-func meetAll(mesh []net.Conn, size, n int, lat *trips) error {
+func meetAll(mesh []stream, size, n int, lat *trips) error {
 	buf := make([]byte, size)
 	for range n {
 		start := time.Now()

@@ -25,21 +25,42 @@ func sendBlocks(ctx context.Context, s *Session, t task, lat *trips, submit func
 	if err != nil {
 		return err
 	}
-	if err := f.drain(ctx); err != nil {
+	return s.finished(ctx)
+}
+
+// finished waits for the ends of all requests, and for the answers of all receivers.
+func (s *Session) finished(ctx context.Context) error {
+	if err := s.flow.drain(ctx); err != nil {
 		return err
 	}
 	return s.answered(ctx)
 }
 
+// sendWrites does what sendBlocks does, in one loop: at some million blocks a second a call for each of them counts.
 func sendWrites(ctx context.Context, s *Session, t task, lat *trips) error {
-	size, remote := s.config.Size, s.peers[0].remote
-	return sendBlocks(ctx, s, t, lat, func(f *flow, _ int, src, dst []uint32, cookie uint64) error {
-		return f.queue.Write(hawser.Write{
-			Src: s.pool.Slice(uint64(src[0])*size, size),
-			Dst: remote.Slice(uint64(dst[0])*size, size),
-			Imm: hawser.Imm(immData),
-		}, cookie)
+	f, size, remote := s.flow, s.config.Size, s.peers[0].remote
+	f.begin(t.Count, lat)
+	err := s.order.runs(t.First, t.Count, t.Count, func(_ int, src, dst []uint32) error {
+		for i := range src {
+			cookie, err := f.slot(ctx)
+			if err != nil {
+				return err
+			}
+			err = f.queue.Write(hawser.Write{
+				Src: s.pool.Slice(uint64(src[i])*size, size),
+				Dst: remote.Slice(uint64(dst[i])*size, size),
+				Imm: hawser.Imm(immData),
+			}, cookie)
+			if err != nil {
+				return err
+			}
+		}
+		return nil
 	})
+	if err != nil {
+		return err
+	}
+	return s.finished(ctx)
 }
 
 func sendPages(ctx context.Context, s *Session, t task, lat *trips) error {
@@ -78,13 +99,10 @@ func countBlocks(ctx context.Context, r *receiver, t task) error {
 
 // own is how many blocks of a task are this receiver's.
 func (r *receiver) own(t task) int {
-	n := 0
-	_ = r.order.runs(t.First, t.Count, t.Count, func(at int, src, _ []uint32) error { // its function does not fail
-		for i := range src {
-			if owner(at+i, r.config.Peers) == r.index {
-				n++
-			}
-		}
+	n, peers := 0, r.config.Peers
+	below := func(position int) int { return (position + peers - 1 - r.index) / peers } // of its positions
+	_ = r.order.runs(t.First, t.Count, t.Count, func(at int, src, _ []uint32) error {   // its function does not fail
+		n += below(at+len(src)) - below(at)
 		return nil
 	})
 	return n

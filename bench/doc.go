@@ -6,14 +6,14 @@
 // receivers' applications have everything; a copy in the sender needs no such answer. The processor time of a sample is that of all processes.
 //
 //	scenario  ours                                             yardstick on shm        yardstick on tcp
-//	imm       a Write of 8 bytes with immediate                a unix socket           a socket
+//	imm       a Write of 8 bytes with immediate                two pipes               a socket
 //	write     one Write with immediate per block               copy in the sender      a socket, confirmed
 //	pages     WritePages, one immediate per page               copy in the sender      a socket, confirmed
 //	scatter   Scatter, one immediate per target                copy in the sender      a socket per receiver, confirmed
-//	message   Send and Receive                                 a unix socket           a socket
-//	barrier   Barrier of this process and all receivers        unix sockets            sockets between all pairs
+//	message   Send and Receive                                 two pipes               a socket
+//	barrier   Barrier of this process and all receivers        pipes                   sockets between all pairs
 //
-// Sockets are net.Conns. There is one between two processes, whatever the rails, and one call for each block or message; on TCP, messages of imm,
+// Sockets are net.Conns, pipes os.Files. There is one connection between two processes, whatever the rails, and one call for each block or message; on TCP, messages of imm,
 // message and barrier are longer by 32 bytes, because those of Hawser carry a header, too. The targets of a scatter are blocks of one receiver, or of
 // several who take turns.
 //

@@ -69,10 +69,7 @@ func sendMessages(ctx context.Context, s *Session, t task, _ *trips) error {
 			return err
 		}
 	}
-	if err := f.drain(ctx); err != nil {
-		return err
-	}
-	return s.answered(ctx)
+	return s.finished(ctx)
 }
 
 // checkEvery is how many messages there are for each one whose whole content is compared; the lengths of all are.

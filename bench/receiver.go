@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net"
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/internal/proc"
@@ -29,8 +28,8 @@ type receiver struct {
 	word     *hawser.Region // what answers are written from
 	answer   *hawser.Remote // where they go, nil before the run has been joined
 	group    *hawser.Group  // of all others
-	stream   net.Conn       // to the sender
-	mesh     []net.Conn     // to all others
+	stream   stream         // to the sender
+	mesh     []stream       // to all others
 	yard     *mem.Span      // pool of the yardstick
 	count    uint64         // immediates expected so far
 	wrong    uint64         // bytes of messages

@@ -84,7 +84,7 @@ type Session struct {
 type peer struct {
 	line    line
 	remote  *hawser.Remote // its pool
-	stream  net.Conn
+	stream  stream
 	machine *Machine
 }
 
