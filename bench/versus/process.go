@@ -51,7 +51,7 @@ func start(name string, c command) (*process, error) {
 	p.cmd.Env, p.cmd.Dir, p.cmd.Stderr = append(os.Environ(), c.Env...), c.Dir, &p.stderr
 	// A group of its own in the session of this process: if this process is killed, the kernel continues and hangs up what is stopped.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	p.cmd.WaitDelay = endGrace // a grandchild may hold standard error
+	p.cmd.WaitDelay = lastWords // its children may hold standard error for longer than it lives
 	stdin, err := p.cmd.StdinPipe()
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -33,6 +34,9 @@ func TestMain(m *testing.M) {
 	switch name, _, _ := strings.Cut(role, " "); name {
 	case "receiver":
 		err = Receive(context.Background())
+	case "child":
+		signal.Ignore(syscall.SIGTERM)
+		time.Sleep(hangTime)
 	case "hawser":
 		err = Drive(context.Background(), Ours, proc.Spec{Env: []string{driverEnv + "=receiver"}}, os.Stdin, os.Stdout)
 	default:
@@ -60,18 +64,13 @@ func (f *fake) open(Opening) (reply, error) {
 		return reply{}, errors.New("no such network here")
 	case "hangs in open":
 		time.Sleep(hangTime)
-	case "leaves a child":
+	case "leaves a child", "dies before its child":
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), driverEnv+"=child", stateEnv+"=")
-		cmd.Stdin, cmd.Stdout = nil, os.Stdout // it holds the driver's output
-		in, err := cmd.StdinPipe()
-		if err == nil {
-			err = cmd.Start()
-		}
-		if err != nil {
+		cmd.Env = append(os.Environ(), driverEnv+"=child")
+		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr // so that neither ends with the driver
+		if err := cmd.Start(); err != nil {
 			return reply{}, err
 		}
-		_ = in // never closed
 		f.leave(cmd.Process.Pid)
 	}
 	return reply{Name: f.role, Version: "1", Settings: "none"}, nil
@@ -89,7 +88,7 @@ func (f *fake) run(first uint64) (reply, error) {
 	switch f.role {
 	case "fails":
 		return reply{}, errors.New("the network broke")
-	case "dies":
+	case "dies", "dies before its child":
 		fmt.Fprintln(os.Stderr, "assertion failed")
 		os.Exit(3)
 	case "crashes":
@@ -290,6 +289,7 @@ func TestFaultyDriversAreRows(t *testing.T) {
 		{"says nothing new", "no measurement", 0},
 		{"hangs", "no answer within", 2 * time.Second},
 		{"leaves a child", "", 0},
+		{"dies before its child", "exit status 3: assertion failed", 0},
 	} {
 		t.Run(tc.role, func(t *testing.T) {
 			t.Parallel()
