@@ -221,14 +221,18 @@ func (g *Group) Step() int {
 		}
 		n += m.rail.postReceive(m.slot)
 	}
-	for range SubmitDepth {
-		op, ok := g.subs.Pop()
-		if !ok {
-			break
+	if !g.subs.Empty() {
+		for range SubmitDepth {
+			op, ok := g.subs.Pop()
+			if !ok {
+				break
+			}
+			n += g.enqueueAll(op)
 		}
-		n += g.enqueueAll(op)
 	}
-	n += g.place()
+	if g.first != nil {
+		n += g.place()
+	}
 	for _, r := range g.rails {
 		if !r.dead {
 			n += g.post(r)

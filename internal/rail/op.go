@@ -45,10 +45,10 @@ type Op struct {
 	Dst     *Remote
 
 	SrcOff, DstOff uint64
-	Len            uint64 // of the span, of each page
-	Parts          int    // 0 for Write: the group's choice; Pages: the number of pages
+	Len            uint64    // of the span, of each page
+	Parts          int       // 0 for Write: the group's choice; Pages: the number of pages
 	Owner          Completer // its Complete is called by Group.end
-	Chain          *Op // further operations, handed to the worker by the same Submit
+	Chain          *Op       // further operations, handed to the worker by the same Submit
 	Cookie         uint64
 	Stamp          int64 // of record.Now, if the operation is to be followed with the clock; else 0
 

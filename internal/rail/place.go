@@ -77,11 +77,84 @@ func (g *Group) placeAtOnce(p *Peer, op *Op) bool {
 	if p.step != g.step {
 		p.step, p.atOnce = g.step, 0
 	}
-	if p.atOnce == turn || g.closed || !g.placePiece(p, op) {
+	if p.atOnce == turn || g.closed {
+		return false
+	}
+	if op.Kind == Write || op.Kind == Signal {
+		if l := g.pickWhole(p, op); l != nil {
+			g.placeWhole(l, op)
+			p.atOnce++
+			return true
+		}
+	}
+	if !g.placePiece(p, op) {
 		return false
 	}
 	p.atOnce++
 	return op.placed()
+}
+
+// pickWhole is pick for an operation that has not begun and goes as one request; nil: not now, or not so.
+// hot:
+func (g *Group) pickWhole(p *Peer, op *Op) *link {
+	var l *link
+	if len(p.links) == 1 && op.Rail == 0 { // mostly there is no choice
+		l = p.links[0]
+		if l.state != ready || l.outstanding >= l.rail.caps.PeerDepth || op.Len > 0 && !g.covers(op.Dst, l) {
+			return nil
+		}
+	} else if l = g.pick(p, op, &piece{n: op.Len}); l == nil {
+		return nil
+	}
+	if op.Len > l.rail.caps.MaxMsg {
+		return nil
+	}
+	return l
+}
+
+// placeWhole is placePiece for what pickWhole has a link for.
+// hot:
+func (g *Group) placeWhole(l *link, op *Op) {
+	r, n := l.rail, op.Len
+	l.posted++
+	token, f := r.takeOff()
+	f.op, f.link, f.src, f.dst, f.n, f.seq = op, l, op.SrcOff, op.DstOff, n, l.posted
+	f.imm, f.frag, f.probe, f.send = op.HasImm, false, false, -1
+	if op.Stamp != 0 {
+		f.sample = r.follow(op)
+	}
+	wr := r.request()
+	wr.Token, wr.Peer, wr.Op, wr.Len = token, l.handle, provider.OpWrite, n
+	if n > 0 {
+		k, rk := &op.Src.Keys[r.index], &op.Dst.keys[l.index].Key
+		wr.LocalKey, wr.LocalAddr = k.ID, k.Base+op.SrcOff
+		wr.RemoteKey, wr.RemoteAddr = rk.ID, rk.Base+op.DstOff
+		op.Dst.waits = 0
+	}
+	if op.HasImm {
+		wr.Op, wr.Imm = provider.OpWriteImm, op.Imm
+		f.ord = l.postedImms
+		l.postedImms++
+	}
+	if invariants.Enabled && (op.cursor != 0 || l.outstanding >= r.caps.PeerDepth) {
+		invariants.Broken("part %d placed whole, link %d has %d requests outstanding", op.cursor, l.index, l.outstanding)
+	}
+	l.outstanding++
+	l.load += n + perWR
+	op.cursor, op.inflight = 1, 1
+}
+
+// request adds a request to the batch, to be filled in place.
+// hot:
+func (r *railState) request() *provider.WR {
+	n := len(r.batch)
+	if n < cap(r.batch) {
+		r.batch = r.batch[:n+1]
+		r.batch[n] = provider.WR{}
+	} else {
+		r.batch = append(r.batch, provider.WR{})
+	}
+	return &r.batch[n]
 }
 
 // queue gives p a turn.
@@ -218,8 +291,7 @@ func (g *Group) placePiece(p *Peer, op *Op) bool {
 	if f.frag {
 		op.frags++
 	}
-	r.batch = append(r.batch, provider.WR{})
-	wr := &r.batch[len(r.batch)-1]
+	wr := r.request()
 	wr.Token, wr.Peer, wr.Op, wr.Len = token, l.handle, provider.OpWrite, n
 	switch {
 	case op.Kind == Send:
