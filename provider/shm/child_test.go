@@ -24,6 +24,8 @@ const (
 	roleServe  = "serve"  // polls, and answers each immediate answerImm
 	roleSleep  = "sleep"  // the same, but sleeps when there is nothing
 	roleFreeze = "freeze" // writes once, and stops itself in the middle of the copy
+	roleHide   = "hide"   // serves, and forbids others to look into it
+	roleLend   = "lend"   // posts lendWrites writes, and stops itself
 )
 
 func TestMain(m *testing.M) {
@@ -103,6 +105,11 @@ func playRole(ctx context.Context, p *proc.Parent, role string) error {
 		}
 		return h, err
 	}
+	if role == roleHide {
+		if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+			return err
+		}
+	}
 	bell, err := cpu.NewParker()
 	if err != nil {
 		return err
@@ -156,6 +163,9 @@ func playRole(ctx context.Context, p *proc.Parent, role string) error {
 	if role == roleFreeze {
 		return freeze(d, peer, k, theirs.Key, parent.Size)
 	}
+	if role == roleLend {
+		return lend(d, peer, k, theirs.Key, parent.Size)
+	}
 	var sleep *cpu.Parker
 	if role == roleSleep {
 		sleep = bell
@@ -191,6 +201,49 @@ func serve(d *domain, peer provider.Peer, sleep *cpu.Parker, going func() bool) 
 				}
 			}
 		}
+	}
+	return nil
+}
+
+// lentWrites is how many writes lend posts.
+const lentWrites = 8
+
+// lend posts writes of size bytes in all, stops this process, and expects all of them done when it goes on.
+func lend(d *domain, peer provider.Peer, from, to provider.Key, size int) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	src := d.regions[regionIndex(from.ID)].bytes
+	for i := range src {
+		src[i] = 0xff
+	}
+	n := size / lentWrites
+	for i := range lentWrites {
+		wr := provider.WR{
+			Op: provider.OpWriteImm, Peer: peer, Imm: uint32(i), LocalKey: from.ID, LocalAddr: uint64(i * n),
+			RemoteKey: to.ID, RemoteAddr: to.Base + uint64(i*n), Len: uint64(n),
+		}
+		if _, err := d.Post([]provider.WR{wr}); err != nil {
+			return err
+		}
+	}
+	if p := d.peer(peer); p.lend.jobs != lentWrites {
+		return fmt.Errorf("%d writes are lent, want %d", p.lend.jobs, lentWrites)
+	}
+	if err := unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGSTOP); err != nil {
+		return err
+	}
+	var cs [64]provider.Completion
+	done, err := d.Poll(cs[:])
+	if err != nil {
+		return err
+	}
+	for _, c := range cs[:done] {
+		if c.Kind != provider.KindWrite || c.Status != provider.StatusOK {
+			return fmt.Errorf("a write that was fetched while this process was stopped ended with %v", c.Status)
+		}
+	}
+	if done != lentWrites {
+		return fmt.Errorf("%d writes are done, want %d", done, lentWrites)
 	}
 	return nil
 }

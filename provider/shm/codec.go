@@ -20,7 +20,7 @@ type address struct {
 }
 
 const (
-	addrMagic = 0x316d6873 // "shm1"; the digit is the version of everything that two sides exchange or share
+	addrMagic = 0x326d6873 // "shm2"; the digit is the version of everything that two sides exchange or share
 	addrSize  = 4 + 4 + 16 + 16
 )
 
@@ -49,10 +49,11 @@ func decodeAddr(b provider.Addr) (a address, err error) {
 type kind uint8
 
 const (
-	kindHello   kind = iota + 1 // active side's first: handle, to, from; descriptors: pair page, bell page, bell
-	kindWelcome                 // passive side's answer; descriptors: bell page, bell
+	kindHello   kind = iota + 1 // active side's first: handle, to, from, proof; descriptors: pair page, bell page, bell
+	kindWelcome                 // passive side's answer: proof; descriptors: bell page, bell
 	kindGrant                   // region, size; descriptor: the region's memfd
 	kindSweep                   // some regions have ended: see the bell page
+	kindForeign                 // region, size of memory that has no memfd: only the sender can write to it
 )
 
 // datagram is one message. Which fields count depends on the kind.
@@ -62,13 +63,14 @@ type datagram struct {
 	to, from secret        // hello: the receiver's secret and the sender's
 	region   uint64        // grant: the key
 	size     uint64        // grant: bytes
+	proof    proof         // hello, welcome: the sender's
 }
 
 // fdsOf is the number of descriptors that travel with each kind.
-var fdsOf = [...]int{kindHello: 3, kindWelcome: 2, kindGrant: 1, kindSweep: 0}
+var fdsOf = [...]int{kindHello: 3, kindWelcome: 2, kindGrant: 1, kindSweep: 0, kindForeign: 0}
 
 const (
-	maxDatagram = 1 + 4 + 16 + 16
+	maxDatagram = 1 + 4 + 16 + 16 + 8 + proofSize
 	maxFDs      = 3
 )
 
@@ -80,11 +82,25 @@ func (m *datagram) append(b []byte) []byte {
 		b = binary.LittleEndian.AppendUint32(b, uint32(m.handle))
 		b = append(b, m.to[:]...)
 		b = append(b, m.from[:]...)
-	case kindGrant:
+		b = m.proof.append(b)
+	case kindWelcome:
+		b = m.proof.append(b)
+	case kindGrant, kindForeign:
 		b = binary.LittleEndian.AppendUint64(b, m.region)
 		b = binary.LittleEndian.AppendUint64(b, m.size)
 	}
 	return b
+}
+
+// append encodes p behind b.
+func (p *proof) append(b []byte) []byte {
+	return append(binary.LittleEndian.AppendUint64(b, p.addr), p.value[:]...)
+}
+
+// decode is the inverse of append.
+func (p *proof) decode(b []byte) {
+	p.addr = binary.LittleEndian.Uint64(b)
+	copy(p.value[:], b[8:])
 }
 
 // errDatagram: a datagram is not as it must be.
@@ -99,10 +115,12 @@ func decode(b []byte) (m datagram, err error) {
 	want := 1
 	switch m.kind {
 	case kindHello:
-		want += 4 + 16 + 16
-	case kindGrant:
+		want += 4 + 16 + 16 + 8 + proofSize
+	case kindWelcome:
+		want += 8 + proofSize
+	case kindGrant, kindForeign:
 		want += 8 + 8
-	case kindWelcome, kindSweep:
+	case kindSweep:
 	default:
 		return m, fmt.Errorf("%w: unknown kind %d", errDatagram, m.kind)
 	}
@@ -114,7 +132,10 @@ func decode(b []byte) (m datagram, err error) {
 		m.handle = provider.Peer(binary.LittleEndian.Uint32(b))
 		copy(m.to[:], b[4:])
 		copy(m.from[:], b[20:])
-	case kindGrant:
+		m.proof.decode(b[36:])
+	case kindWelcome:
+		m.proof.decode(b)
+	case kindGrant, kindForeign:
 		m.region, m.size = binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])
 		if regionIndex(m.region) >= maxRegions || regionGen(m.region)&1 == 0 || m.size == 0 || m.size > math.MaxInt64/2 {
 			return m, fmt.Errorf("%w: grant of key %#x with %d bytes", errDatagram, m.region, m.size)

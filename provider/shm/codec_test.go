@@ -11,8 +11,9 @@ import (
 
 func TestDatagramsRoundTrip(t *testing.T) {
 	for _, m := range []datagram{
-		{kind: kindHello, handle: 0x10002, to: secret{1, 2, 3}, from: secret{4, 5, 6}},
-		{kind: kindWelcome},
+		{kind: kindHello, handle: 0x10002, to: secret{1, 2, 3}, from: secret{4, 5, 6}, proof: proof{addr: 7, value: [proofSize]byte{8, 9}}},
+		{kind: kindWelcome, proof: proof{addr: 1 << 63, value: [proofSize]byte{5}}},
+		{kind: kindForeign, region: regionKey(1, 3), size: 1},
 		{kind: kindGrant, region: regionKey(maxRegions-1, 7), size: 1 << 40},
 		{kind: kindSweep},
 	} {
@@ -44,9 +45,10 @@ func TestDecodeRefusesImpossibleGrants(t *testing.T) {
 		"too many bytes":           {region: regionKey(1, 1), size: math.MaxInt64},
 		"all bytes":                {region: regionKey(1, 1), size: math.MaxUint64},
 	} {
-		m.kind = kindGrant
-		if _, err := decode(m.append(nil)); !errors.Is(err, errDatagram) {
-			t.Errorf("%s: decode returned %v, want errDatagram", name, err)
+		for _, m.kind = range []kind{kindGrant, kindForeign} {
+			if _, err := decode(m.append(nil)); !errors.Is(err, errDatagram) {
+				t.Errorf("%s: decode of kind %d returned %v, want errDatagram", name, m.kind, err)
+			}
 		}
 	}
 }
@@ -72,7 +74,10 @@ func FuzzDecode(f *testing.F) {
 	grant := datagram{kind: kindGrant, region: regionKey(3, 5), size: 4096}
 	f.Add(hello.append(nil))
 	f.Add(grant.append(nil))
-	f.Add([]byte{byte(kindWelcome)})
+	welcome := datagram{kind: kindWelcome, proof: proof{addr: 5}}
+	f.Add(welcome.append(nil))
+	foreign := datagram{kind: kindForeign, region: regionKey(3, 5), size: 4096}
+	f.Add(foreign.append(nil))
 	f.Add([]byte{byte(kindSweep)})
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -86,7 +91,7 @@ func FuzzDecode(f *testing.F) {
 		if got := m.append(nil); !bytes.Equal(got, b) {
 			t.Fatalf("%x decodes to %+v, which encodes to %x", b, m, got)
 		}
-		if m.kind == kindGrant && (regionIndex(m.region) >= maxRegions || m.size == 0 || m.size > math.MaxInt64/2) {
+		if (m.kind == kindGrant || m.kind == kindForeign) && (regionIndex(m.region) >= maxRegions || m.size == 0 || m.size > math.MaxInt64/2) {
 			t.Fatalf("decoded an impossible grant: %+v", m)
 		}
 	})

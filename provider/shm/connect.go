@@ -60,7 +60,7 @@ func (d *domain) hello(p *peer) error {
 	}
 	defer unix.Close(pairFD)
 	p.pairMem = mem
-	m := datagram{kind: kindHello, handle: p.addr.handle, to: p.addr.secret, from: p.secret}
+	m := datagram{kind: kindHello, handle: p.addr.handle, to: p.addr.secret, from: p.secret, proof: d.proof}
 	if err := send(p.fd, &m, pairFD, d.pageFD, d.bell.FD()); err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func (d *domain) admit(p *peer) {
 		err = d.adopt(p, &e.packet, 1)
 	}
 	if err == nil {
-		err = send(p.fd, &datagram{kind: kindWelcome}, d.pageFD, d.bell.FD())
+		err = send(p.fd, &datagram{kind: kindWelcome, proof: d.proof}, d.pageFD, d.bell.FD())
 	}
 	if err == nil {
 		err = d.watch(p.fd, tagPeer, int32(p.handle))
@@ -179,6 +179,7 @@ func (d *domain) adopt(p *peer, pkt *packet, i int) error {
 		return err
 	}
 	p.bellFD = pkt.take(i + 1)
+	d.meetProcess(p, pkt.proof)
 	return nil
 }
 
@@ -196,6 +197,7 @@ func (d *domain) up(p *peer) {
 	p.immIn = ring.NewSharedReader(&p.rx.imms, p.pair.slots[in][:])
 	p.msgOut = ring.NewSharedByteWriter(&p.tx.msgs, p.pair.areas[out][:])
 	p.msgIn = ring.NewSharedByteReader(&p.rx.msgs, p.pair.areas[in][:])
+	p.openLoans(out, in)
 	d.enlive(p)
 }
 
@@ -251,6 +253,9 @@ func (d *domain) obey(p *peer, pkt *packet) error {
 		return nil
 	case p.state == stateUp && pkt.kind == kindGrant:
 		return d.mapGrant(p, pkt)
+	case p.state == stateUp && pkt.kind == kindForeign:
+		p.noteForeign(pkt)
+		return nil
 	case p.state == stateUp && pkt.kind == kindSweep:
 		return nil
 	}

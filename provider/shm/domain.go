@@ -21,6 +21,9 @@ type domain struct {
 	start    time.Time
 	closed   bool
 
+	proof     proof // that this process is this process
+	proofPage []byte
+
 	page    *bellPage // ours, shown to peers
 	pageMem []byte
 	pageFD  int
@@ -47,15 +50,19 @@ type domain struct {
 	connecting int         // peers in stateConnecting
 	strangers  []stranger  // accepted, and have not said who they are
 
+	pulling  vectors
+	pullLeft int // bytes that this Poll may still pull
+
 	recvs   fifo[provider.WR] // posted receives
 	recvOut int               // receives that the owner has not got back
 	done    fifo[result]      // of WRs, for Poll
 	strays  int               // writes and sends in done that belong to no connection
 	turn    bool              // whether Poll looks at done or at peers first
 
-	one     [8]byte // what is written to a bell
-	midCopy func()  // tests stop in the middle of a copy here
-	looked  func()  // and here between the look at revoked and the publication
+	one     [8]byte         // what is written to a bell
+	midCopy func()          // tests stop in the middle of a copy here
+	midPull func(read bool) // and here before each pull, and after it, before it counts
+	looked  func()          // and here between the look at revoked and the publication
 }
 
 const (
@@ -84,6 +91,9 @@ func (d *domain) init() (err error) {
 	d.one[0] = 1
 	if _, err := rand.Read(d.name[:]); err != nil {
 		return fmt.Errorf("random name: %w", err)
+	}
+	if d.proof, d.proofPage, err = newProof(); err != nil {
+		return err
 	}
 	if d.pageFD, d.pageMem, err = newBellPage(); err != nil {
 		return err
@@ -136,7 +146,7 @@ func (d *domain) free() error {
 		}
 	}
 	d.page = nil
-	errs = append(errs, unmap(d.pageMem))
+	errs = append(errs, unmap(d.pageMem), unmap(d.proofPage))
 	*d = domain{closed: true}
 	return errors.Join(errs...)
 }
@@ -151,6 +161,7 @@ func (d *domain) Close() error {
 			p.rx.revoked.Store(1) // stops a writer before it sees the end of the socket
 		}
 	}
+	d.awaitSources()
 	if err := d.free(); err != nil {
 		return fmt.Errorf("close shm domain: %w", err)
 	}
@@ -245,6 +256,9 @@ func (d *domain) expire() {
 	}
 	next := int64(math.MaxInt64)
 	for _, p := range d.peers {
+		if p.lend.until > now {
+			next = min(next, p.lend.until)
+		}
 		if p.deadline == 0 {
 			continue
 		}

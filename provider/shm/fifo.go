@@ -28,6 +28,9 @@ func (q *fifo[T]) push() *T {
 // drop removes the n oldest.
 func (q *fifo[T]) drop(n int) { q.head += uint(n) }
 
+// keep removes all but the n oldest.
+func (q *fifo[T]) keep(n int) { q.tail = q.head + uint(n) }
+
 func (q *fifo[T]) grow() {
 	buf := make([]T, max(fifoMin, 2*len(q.buf)))
 	n := q.len()

@@ -205,24 +205,6 @@ func TestDeregisterUnmapsAtTheWriter(t *testing.T) {
 	until(t, "the mapping is gone", func() bool { return countMappings(t) == before+2 }, a) // a's and b's own
 }
 
-// TestPlainMemoryCannotBeGranted: it works as a local side.
-func TestPlainMemoryCannotBeGranted(t *testing.T) {
-	a, b := newPair(t)
-	k, err := b.d.Register(provider.Memory{Bytes: make([]byte, 64), FD: -1}, provider.AccessRemoteWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := b.d.Grant(k, b.peer, 0, 64); !errors.Is(err, provider.ErrUnsupported) {
-		t.Errorf("grant of memory without a memfd returned %v, want ErrUnsupported", err)
-	}
-	_, dst := a.memory(64)
-	key := a.grant(dst)
-	b.post(provider.WR{Op: provider.OpWrite, LocalKey: k.ID, RemoteKey: key.ID, Len: 64})
-	if c := b.wait(provider.KindWrite); c.Status != provider.StatusOK {
-		t.Errorf("a write from such memory ended with %v", c.Status)
-	}
-}
-
 // TestFullListenerIsDialledAgain: the backlog of the other side is full for a while.
 func TestFullListenerIsDialledAgain(t *testing.T) {
 	s := newSide(t)

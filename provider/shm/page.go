@@ -41,12 +41,14 @@ type bellPage struct {
 
 // lane is one direction of a pair page: who writes it is said for each field.
 type lane struct {
-	imms    ring.SharedIndex
-	msgs    ring.SharedIndex
-	slot    atomic.Uint32 // writer: 1 + index of the region that it copies into, slotBusy for none, 0 when idle
-	_       [ring.Line - 4]byte
-	revoked atomic.Uint32 // reader: 1 when the writer must not write any more
-	_       [ring.Line - 4]byte
+	imms     ring.SharedIndex
+	msgs     ring.SharedIndex
+	slot     atomic.Uint32 // writer: 1 + index of the region that it copies into, slotBusy for none, slotPull while it reads, 0 when idle
+	_        [ring.Line - 4]byte
+	revoked  atomic.Uint32 // reader: 1 when the writer must not write any more
+	_        [ring.Line - 4]byte
+	answered atomic.Uint64 // reader: how many loans it has answered; its store hands their sources back to the writer's load
+	_        [ring.Line - 8]byte
 }
 
 // slotBusy is the slot of a batch that copies nothing: its immediates must not outlive a fence either.
@@ -54,10 +56,12 @@ const slotBusy = maxRegions + 1
 
 // pairPage is what two connected sides share. lanes[0] is written by the active side.
 type pairPage struct {
-	lanes [2]lane
-	_     [pageSize - 2*unsafe.Sizeof(lane{})]byte
-	slots [2][ringEntries]ring.Slot
-	areas [2][areaSize]byte
+	lanes    [2]lane
+	_        [pageSize - 2*unsafe.Sizeof(lane{})]byte
+	slots    [2][ringEntries]ring.Slot
+	areas    [2][areaSize]byte
+	loans    [2][peerDepth]loan          // of the oldest writes that are not answered
+	outcomes [2][peerDepth]atomic.Uint32 // reader: its answers to them
 }
 
 // pageSize is the smallest page of the machines that this runs on, bytes; only sizes of shared structures depend on it.

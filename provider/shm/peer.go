@@ -46,6 +46,8 @@ type peer struct {
 	msgOut  ring.SharedByteWriter
 	msgIn   ring.SharedByteReader
 
+	lend   lender
+	pull   puller
 	writes fifo[job]
 	sends  fifo[job]
 	sent   int    // of sends: in the ring, until the peer takes them
@@ -208,7 +210,13 @@ func (d *domain) Fence(handle provider.Peer) error {
 }
 
 // quiet reports whether nothing that the peer started can land any more. It holds only once revoked is set.
-func (p *peer) quiet() bool { return p.eof || p.rx.slot.Load() == 0 }
+func (p *peer) quiet() bool {
+	if p.eof {
+		return true
+	}
+	slot := p.rx.slot.Load()
+	return slot == 0 || slot == slotPull
+}
 
 // end begins the end of a connection, or of the attempt to make one. Only the first reason counts.
 func (d *domain) end(p *peer, why provider.Status) {
@@ -229,7 +237,7 @@ func (d *domain) end(p *peer, why provider.Status) {
 	}
 	p.rx.revoked.Store(1)
 	d.reapSends(p)
-	d.flush(p, &p.writes)
+	d.flushWrites(p)
 	d.flush(p, &p.sends)
 	p.sent = 0
 	d.dropRegions(p)

@@ -62,8 +62,9 @@ func (d *domain) deliver(cs []provider.Completion) int {
 // hot:
 func (d *domain) visitAll(cs []provider.Completion) int {
 	n := 0
+	d.pullLeft = pullBudget
 	for range min(len(d.live), visitsPerCall) {
-		if n == len(cs) || len(d.live) == 0 {
+		if n == len(cs) || len(d.live) == 0 || d.pullLeft <= 0 {
 			break
 		}
 		if d.cursor >= len(d.live) {
@@ -96,9 +97,15 @@ func (d *domain) visit(p *peer, cs []provider.Completion) int {
 // takeImms takes immediates, after checking each.
 // hot:
 func (d *domain) takeImms(p *peer, cs []provider.Completion) int {
+	if p.pull.queue.len() > 0 || p.pull.cut {
+		return d.pull(p, cs)
+	}
 	n := 0
 	for n < min(len(cs), visitBatch) {
 		e, ok, err := p.immIn.Next()
+		if err == nil && ok && e.A > maxMsg && d.takeLoans(p, e) {
+			return n + d.pull(p, cs[n:])
+		}
 		if err != nil || ok && e.A > maxMsg {
 			d.breach(p)
 			return n
@@ -159,6 +166,9 @@ func (d *domain) takeMessages(p *peer, cs []provider.Completion) int {
 // conclude brings a connection that is ending to its end: what arrived, the flushed WRs (which deliver hands over),
 // KindPeerDown, KindFenced.
 func (d *domain) conclude(p *peer, cs []provider.Completion) int {
+	if p.lend.jobs > 0 {
+		d.flushLoans(p)
+	}
 	// Looked at before the rings: what a writer published before it was quiet is then seen in them.
 	settled := p.state == stateDown || !p.fencing || p.quiet() || p.timedOut
 	n := 0
@@ -196,7 +206,7 @@ func (d *domain) conclude(p *peer, cs []provider.Completion) int {
 
 // left reports whether something arrived before the end that the owner can still take.
 func (d *domain) left(p *peer) bool {
-	if !p.immIn.Empty() {
+	if !p.immIn.Empty() && !p.pull.cut {
 		return true
 	}
 	waiting := d.recvs.len() > 0 || p.grace && !p.timedOut
@@ -254,8 +264,11 @@ func (d *domain) runnable() bool {
 		}
 		if p.writes.len() > 0 {
 			j := p.writes.at(0)
-			room, err := p.immOut.Room(1)
-			if err != nil || room > 0 || j.wr.Op != provider.OpWriteImm || p.immOut.Wait() {
+			if p.lend.jobs > 0 || j.wr.Len > 0 && p.lends(j.wr.RemoteKey) != nil {
+				if p.lendable() {
+					return true
+				}
+			} else if room, err := p.immOut.Room(1); err != nil || room > 0 || j.wr.Op != provider.OpWriteImm || p.immOut.Wait() {
 				return true
 			}
 		}
@@ -273,7 +286,7 @@ func (d *domain) arrived() bool {
 		case !p.announced && p.wasUp:
 			return true
 		case p.state == stateUp:
-			if !p.immIn.Empty() || d.recvs.len() > 0 && !p.msgIn.Empty() {
+			if !p.immIn.Empty() || p.pull.queue.len() > 0 || d.recvs.len() > 0 && !p.msgIn.Empty() {
 				return true
 			}
 		case d.owes(p):
@@ -285,9 +298,12 @@ func (d *domain) arrived() bool {
 
 // owes reports whether conclude would deliver something, when no WR is waiting for deliver.
 func (d *domain) owes(p *peer) bool {
+	if p.lend.jobs > 0 {
+		return d.sourcesDue(p)
+	}
 	if p.state == stateEnding && p.pair != nil && !p.broken {
 		switch {
-		case !p.immIn.Empty():
+		case !p.immIn.Empty() && !p.pull.cut:
 			return true
 		case !p.msgIn.Empty() && d.recvs.len() > 0:
 			return true

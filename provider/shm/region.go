@@ -19,8 +19,8 @@ type region struct {
 	fd     int  // our duplicate of its memfd, -1 when it cannot be granted
 }
 
-// Register takes memory of any origin; only memory with a sealed memfd and AccessRemoteWrite can be granted later, which takes
-// a descriptor.
+// Register takes memory of any origin, and a descriptor when it has a sealed memfd and AccessRemoteWrite: peers write to such memory
+// by themselves. What they write to other memory is fetched by this side.
 func (d *domain) Register(m provider.Memory, acc provider.Access) (provider.Key, error) {
 	k, err := d.register(m, acc)
 	if err != nil {
@@ -106,8 +106,9 @@ func (d *domain) Deregister(k provider.Key) error {
 // (vm.max_map_count), so that one peer cannot use them all.
 const maxGrants = 32 << 10
 
-// Grant sends the memory's memfd to p, the first time. A range is not enforced: whoever has the memfd has all of it.
-// ErrBusy: p has not read what was granted before.
+// Grant sends the memory's memfd to p, the first time, or tells p that it has none. A range is not enforced: whoever has the memfd has all
+// of it. ErrBusy: p has not read what was granted before. ErrUnsupported: it has no memfd, and the kernel does not let this process
+// read p's; the text says what to do.
 func (d *domain) Grant(k provider.Key, handle provider.Peer, off, n uint64) (provider.Key, error) {
 	if err := d.grant(k, handle, off, n); err != nil {
 		return provider.Key{}, fmt.Errorf("grant [%#x,+%#x) of key %#x to shm peer %#x: %w", off, n, k.ID, handle, err)
@@ -129,8 +130,8 @@ func (d *domain) grant(k provider.Key, handle provider.Peer, off, n uint64) erro
 		return fmt.Errorf("it was registered without AccessRemoteWrite: %w", provider.ErrInvalid)
 	case off > uint64(len(r.bytes)) || n > uint64(len(r.bytes))-off:
 		return fmt.Errorf("the memory has %d bytes: %w", len(r.bytes), provider.ErrInvalid)
-	case r.fd < 0:
-		return fmt.Errorf("the memory has no memfd: %w", provider.ErrUnsupported)
+	case r.fd < 0 && p.pull.fault != nil:
+		return fmt.Errorf("the memory has no memfd, and what the peer writes to it cannot be fetched: %w: %w", provider.ErrUnsupported, p.pull.fault)
 	}
 	i, gen := regionIndex(k.ID), regionGen(k.ID)
 	if i < uint32(len(p.granted)) && p.granted[i] == gen {
@@ -139,7 +140,12 @@ func (d *domain) grant(k provider.Key, handle provider.Peer, off, n uint64) erro
 	if p.grants == maxGrants {
 		return fmt.Errorf("%d regions are granted to this peer: %w", maxGrants, provider.ErrLimit)
 	}
-	err := send(p.fd, &datagram{kind: kindGrant, region: k.ID, size: uint64(len(r.bytes))}, r.fd)
+	m := datagram{kind: kindGrant, region: k.ID, size: uint64(len(r.bytes))}
+	fds := []int{r.fd}
+	if r.fd < 0 {
+		m.kind, fds = kindForeign, nil
+	}
+	err := send(p.fd, &m, fds...)
 	if errors.Is(err, errAgain) {
 		return provider.ErrBusy
 	}

@@ -34,8 +34,9 @@ const (
 	// maxPeersLimit is the number of indexes that a handle can hold.
 	maxPeersLimit = 1 << provider.PeerIndexBits
 
-	// drainBound covers noticing the end of a socket (controlTicks) and graceTime, with room for a busy machine.
-	drainBound = 100 * time.Millisecond
+	// drainBound covers noticing the end of a socket (controlTicks), graceTime, and a peer that was stopped while it read a source
+	// (fenceBound), with room for a busy machine.
+	drainBound = 300 * time.Millisecond
 )
 
 // Provider is the shm network. It holds nothing; all values are alike.

@@ -163,11 +163,17 @@ func (d *domain) run(p *peer) int {
 // runWrites copies one batch. The order of its steps is the writer's half of the proof in the package's documentation.
 // hot:
 func (d *domain) runWrites(p *peer) int {
-	if j := p.writes.at(0); j.wr.Len > 0 && p.remote(j.wr.RemoteKey) == nil {
-		for d.readSocket(p) && p.remote(j.wr.RemoteKey) == nil { // the grant may be there
+	if p.lend.jobs > 0 {
+		return d.lendWrites(p)
+	}
+	if key := p.writes.at(0).wr.RemoteKey; p.writes.at(0).wr.Len > 0 && p.remote(key) == nil {
+		for p.lends(key) == nil && d.readSocket(p) && p.remote(key) == nil { // the grant may be there
 		}
 		if p.state != stateUp {
 			return jobCost
+		}
+		if p.lends(key) != nil {
+			return d.lendWrites(p)
 		}
 	}
 	room, err := p.immOut.Room(batchWrites)

@@ -1,0 +1,569 @@
+package shm
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-project/hawser/internal/ring"
+	"github.com/hawser-project/hawser/mem"
+	"github.com/hawser-project/hawser/provider"
+)
+
+// foreign registers new memory without a memfd with s.
+func (s *side) foreign(size int) ([]byte, provider.Key) {
+	s.t.Helper()
+	span, err := mem.New(uint64(size), mem.Private)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	k, err := s.d.Register(provider.Memory{Bytes: span.Bytes(), FD: -1}, provider.AccessRemoteWrite)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	b := span.Bytes()
+	s.t.Cleanup(func() {
+		if err := span.Free(); err != nil {
+			s.t.Error(err)
+		}
+	})
+	return b, k
+}
+
+// loans is a pair with foreign memory on both sides: a writes from src to dst, which b has granted.
+type loans struct {
+	a, b     *side
+	src, dst []byte
+	from, to provider.Key
+}
+
+func newLoans(t *testing.T, size int) *loans {
+	l := &loans{}
+	l.a, l.b = newPair(t)
+	l.src, l.from = l.a.foreign(size)
+	l.dst, l.to = l.b.foreign(size)
+	l.b.grant(l.to)
+	for i := range l.src {
+		l.src[i] = byte(i%251) | 1
+	}
+	return l
+}
+
+func (l *loans) wr(from, to, n int, imm uint32) provider.WR {
+	return provider.WR{
+		Op: provider.OpWriteImm, Imm: imm, Len: uint64(n), Peer: l.a.peer,
+		LocalKey: l.from.ID, LocalAddr: uint64(from), RemoteKey: l.to.ID, RemoteAddr: uint64(to),
+	}
+}
+
+// lent waits until a has published n loans that b has not seen.
+func (l *loans) lent(t *testing.T, n int) *peer {
+	t.Helper()
+	p := l.a.d.peer(l.a.peer)
+	until(t, "the loans are published", func() bool { return p.lend.jobs == n }, l.a)
+	return p
+}
+
+// Direct and foreign writes of one peer keep their order together, and so do the refusals among them.
+func TestLoansAndCopiesKeepOneOrder(t *testing.T) {
+	const size, rounds = 1 << 16, 200
+	l := newLoans(t, size)
+	_, direct := l.b.memory(size)
+	l.b.grant(direct)
+	rng := rand.New(rand.NewPCG(1, 2))
+	var want, got []uint32
+	for round := range uint32(rounds) {
+		for i := range uint32(1 + rng.IntN(20)) {
+			wr := l.wr(rng.IntN(size/2), rng.IntN(size/2), rng.IntN(size/2), round<<8|i)
+			bad := rng.IntN(6) == 0
+			switch rng.IntN(3) {
+			case 0:
+				wr.RemoteKey = direct.ID
+			case 1:
+				wr.Len, bad = 0, false
+			}
+			if bad {
+				wr.RemoteAddr = size
+				wr.Len++
+			} else {
+				want = append(want, wr.Imm)
+			}
+			l.a.post(wr)
+		}
+		if rng.IntN(3) > 0 {
+			l.b.poll()
+		}
+		until(t, "there is room", func() bool { return l.a.d.peer(l.a.peer).out < peerDepth/2 }, l.a, l.b)
+		l.a.got = nil
+	}
+	until(t, "all immediates", func() bool {
+		for _, c := range l.b.got {
+			if c.Kind == provider.KindImm {
+				got = append(got, c.Imm)
+			}
+		}
+		l.b.got = nil
+		return len(got) >= len(want)
+	}, l.a, l.b)
+	for i := range want {
+		if got[i] != want[i] {
+			t.Fatalf("immediate %d is %#x, want %#x", i, got[i], want[i])
+		}
+	}
+}
+
+// Pieces of all sizes, contiguous and not, more than fit one system call, arrive where told and nowhere else.
+func TestPiecesOfAllSizesArePulled(t *testing.T) {
+	const size = 4*pullChunk + 777
+	l := newLoans(t, size)
+	for name, cut := range map[string]func(i int) (from, to, n int){
+		"contiguous":     func(i int) (int, int, int) { return i * 1000, i * 1000, 1000 },
+		"one side apart": func(i int) (int, int, int) { return i * 1000, i * 2000, 1000 },
+		"both apart":     func(i int) (int, int, int) { return i*3001 + 1, i*2003 + 3, 1000 + i },
+		"backwards":      func(i int) (int, int, int) { return (200 - i) * 1000, i * 1000, 999 },
+		"longer than a chunk": func(i int) (int, int, int) {
+			return i, 2*i + 1, pullChunk + i
+		},
+	} {
+		clear(l.dst)
+		want := make([]byte, size)
+		for i := range 200 {
+			from, to, n := cut(i)
+			copy(want[to:], l.src[from:from+n])
+			l.a.post(l.wr(from, to, n, uint32(i)))
+		}
+		n := 0
+		until(t, name+": all immediates", func() bool {
+			n += len(l.b.got)
+			l.b.got = nil
+			return n == 200
+		}, l.a, l.b)
+		if !bytes.Equal(l.dst, want) {
+			t.Errorf("%s: the destination is not what was written", name)
+		}
+	}
+}
+
+// A source that is not there fails its own write, and only that.
+func TestLyingWritersHurtThemselves(t *testing.T) {
+	l := newLoans(t, 1<<16)
+	p := l.a.d.peer(l.a.peer)
+	for name, lie := range map[string]struct {
+		change func(*loan)
+		want   provider.Status
+		errno  unix.Errno
+	}{
+		"nothing is there": {func(n *loan) { n.addr = 4096 }, provider.StatusLocal, unix.EFAULT},
+		"of the kernel":    {func(n *loan) { n.addr = 1<<64 - 4096 }, provider.StatusLocal, unix.EFAULT},
+		"no such key":      {func(n *loan) { n.key = regionKey(77, 1) }, provider.StatusAccess, 0},
+		"key past table":   {func(n *loan) { n.key = regionKey(1<<31, 1) }, provider.StatusAccess, 0},
+		"old generation":   {func(n *loan) { n.key -= 2 << 32 }, provider.StatusAccess, 0},
+		"key 0":            {func(n *loan) { n.key = 0 }, provider.StatusAccess, 0},
+		"past the end":     {func(n *loan) { n.at = 1<<16 - 99 }, provider.StatusAccess, 0},
+		"offset wraps":     {func(n *loan) { n.at = 1<<64 - 50 }, provider.StatusAccess, 0},
+	} {
+		l.a.got, l.b.got = nil, nil
+		clear(l.dst)
+		l.a.post(l.wr(0, 0, 100, 1), l.wr(200, 200, 100, 2), l.wr(400, 400, 100, 3))
+		l.lent(t, 3)
+		lie.change(&p.lend.loans[(p.lend.put-2)%peerDepth])
+		for i, want := range []provider.Status{provider.StatusOK, lie.want, provider.StatusOK} {
+			if c := l.a.wait(provider.KindWrite, l.b); c.Status != want || want != provider.StatusOK && c.Detail != uint32(lie.errno) {
+				t.Errorf("%s: write %d ended with %v, detail %d, want %v, %d", name, i, c.Status, c.Detail, want, lie.errno)
+			}
+		}
+		if len(l.b.got) != 2 || l.b.got[0].Imm != 1 || l.b.got[1].Imm != 3 {
+			t.Errorf("%s: the receiver has %+v, want immediates 1 and 3", name, l.b.got)
+		}
+		if !bytes.Equal(l.dst[:100], l.src[:100]) || !bytes.Equal(l.dst[400:500], l.src[400:500]) || l.dst[100] != 0 || l.dst[250] != 0 {
+			t.Errorf("%s: the destination is not what was written", name)
+		}
+	}
+}
+
+// A key that was granted to one peer is of no use to another one, whatever that one's tables say.
+func TestLoansNeedAGrantToTheirWriter(t *testing.T) {
+	h := newHostile(t)
+	dst, k := h.victim.foreign(4096)
+	h.victim.grant(k) // to the good one
+	src, from := h.evil.foreign(4096)
+	src[0] = 9
+	h.p().noteForeign(&packet{datagram: datagram{region: k.ID, size: 4096}})
+	h.evil.post(provider.WR{Op: provider.OpWriteImm, LocalKey: from.ID, RemoteKey: k.ID, Len: 64})
+	if c := h.evil.wait(provider.KindWrite, h.victim); c.Status != provider.StatusAccess {
+		t.Errorf("a write without a grant ended with %v", c.Status)
+	}
+	if dst[0] != 0 || len(h.victim.got) != 0 {
+		t.Errorf("it has landed: byte 0 is %d, the receiver has %+v", dst[0], h.victim.got)
+	}
+	h.wantGoodUnhurt(t)
+}
+
+// Entries that no writer makes, and answers that no receiver gives, end the connection.
+func TestGarbageInLoansIsABreach(t *testing.T) {
+	for name, e := range map[string]ring.Entry{
+		"length too long":       {A: loanBit | maxMsg + 1},
+		"plain and not a loan":  {A: plainBit | 5},
+		"every bit":             {A: 1<<64 - 1},
+		"a bit between":         {A: loanBit | 1<<50},
+		"too long, not a loan":  {A: maxMsg + 1},
+		"plain, longer, a loan": {A: flagBits | maxMsg + 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, behind := range []bool{false, true} {
+				h := newHostile(t)
+				if behind {
+					h.p().immOut.Put(ring.Entry{A: loanBit}) // a loan of 0 bytes
+				}
+				h.p().immOut.Put(e)
+				h.p().immOut.Publish()
+				h.wantBreach(t)
+			}
+		})
+	}
+	for name, lie := range map[string]func(p *peer){
+		"more answers than loans": func(p *peer) { p.rx.answered.Store(2) },
+		"answers go back":         func(p *peer) { p.rx.answered.Store(1<<64 - 1) },
+		"impossible answer": func(p *peer) {
+			p.pull.to[0].Store(uint32(provider.StatusPeerDown))
+			p.rx.answered.Store(1)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHostile(t)
+			_, from := h.victim.foreign(4096)
+			_, to := h.evil.foreign(4096)
+			h.evil.grant(to)
+			wr := provider.WR{Op: provider.OpWrite, Peer: h.evilPeer, LocalKey: from.ID, RemoteKey: to.ID, Len: 64}
+			if n, err := h.victim.d.Post([]provider.WR{wr}); n != 1 || err != nil {
+				t.Fatal(n, err)
+			}
+			until(t, "the loan is published", func() bool { return h.victim.d.peer(h.evilPeer).lend.jobs == 1 }, h.victim)
+			lie(h.p())
+			h.wantBreach(t)
+		})
+	}
+}
+
+// Another process with the peer's number, or another program in it, is not taken for the peer: what was read does not count.
+func TestPullsProveTheProcess(t *testing.T) {
+	for name, change := range map[string]func(p *peer){
+		"other program":   func(p *peer) { p.pull.proof.value[3]++ },
+		"nothing there":   func(p *peer) { p.pull.proof.addr = 4096 },
+		"no such process": func(p *peer) { p.pull.pid = 1<<22 + 5 },
+	} {
+		l := newLoans(t, 4096)
+		l.a.post(l.wr(0, 0, 100, 1))
+		l.lent(t, 1)
+		change(l.b.d.peer(l.b.peer))
+		if c := l.b.wait(provider.KindPeerDown); c.Status != provider.StatusPeerDown {
+			t.Errorf("%s: KindPeerDown has status %v", name, c.Status)
+		}
+		if _, ok := l.b.find(provider.KindImm); ok {
+			t.Errorf("%s: its immediate was counted", name)
+		}
+		if c := l.a.wait(provider.KindWrite, l.b); c.Status != provider.StatusFlushed {
+			t.Errorf("%s: the write ended with %v, want flushed", name, c.Status)
+		}
+	}
+}
+
+// A connection that its writer ends while the receiver reads gives the source back only when the receiver has stopped, and what was read
+// then does not count.
+func TestSourceStaysUntilItsReaderHasStopped(t *testing.T) {
+	l := newLoans(t, 1<<16)
+	l.a.post(l.wr(0, 0, 1<<16, 1))
+	l.lent(t, 1)
+	l.b.d.midPull = func(read bool) {
+		if !read {
+			return
+		}
+		if err := l.a.d.Disconnect(l.a.peer); err != nil {
+			t.Error(err)
+		}
+		l.a.poll()
+		if _, ok := l.a.find(provider.KindWrite); ok {
+			t.Error("the write has ended while its source was read")
+		}
+		l.a.d.Arm() // must not be busy for it
+	}
+	until(t, "the receiver reads", func() bool { return l.dst[0] != 0 }, l.b)
+	l.b.d.midPull = nil
+	if c := l.a.wait(provider.KindWrite, l.b); c.Status != provider.StatusFlushed {
+		t.Errorf("the write ended with %v, want flushed", c.Status)
+	}
+	l.b.wait(provider.KindPeerDown, l.a)
+	if _, ok := l.b.find(provider.KindImm); ok {
+		t.Error("an immediate of a write that was flushed while it was read arrived")
+	}
+}
+
+// A receiver that is stopped while it reads does not hold the source for ever; when it goes on it counts nothing.
+func TestStoppedReaderIsWaitedForWithBound(t *testing.T) {
+	l := newLoans(t, 1<<16)
+	l.a.post(l.wr(0, 0, 1<<16, 1))
+	l.lent(t, 1)
+	l.b.d.midPull = func(read bool) { // the receiver does nothing until this returns
+		if !read {
+			return
+		}
+		if err := l.a.d.Disconnect(l.a.peer); err != nil {
+			t.Error(err)
+		}
+		if c := l.a.wait(provider.KindWrite); c.Status != provider.StatusFlushed {
+			t.Errorf("the write ended with %v, want flushed", c.Status)
+		}
+		l.a.wait(provider.KindPeerDown)
+	}
+	l.b.wait(provider.KindPeerDown)
+	if _, ok := l.b.find(provider.KindImm); ok {
+		t.Error("an immediate of a write that was flushed arrived")
+	}
+}
+
+// A fence of a peer that is reading from us succeeds at once: reading changes nothing.
+func TestFenceDoesNotWaitForAReader(t *testing.T) {
+	l := newLoans(t, 1<<16)
+	l.a.post(l.wr(0, 0, 1<<16, 1))
+	l.lent(t, 1)
+	l.b.d.midPull = func(read bool) {
+		if !read {
+			return
+		}
+		if p := l.a.d.peer(l.a.peer); !p.quiet() || p.sourcesQuiet() {
+			t.Errorf("while the peer reads: quiet %v, its sources quiet %v", p.quiet(), p.sourcesQuiet())
+		}
+	}
+	if c := l.b.wait(provider.KindImm); c.Imm != 1 {
+		t.Errorf("immediate %d", c.Imm)
+	}
+}
+
+// A writer that is stopped is read from all the same; one that was killed before is down, and nothing of it counts.
+func TestStoppedAndKilledWritersArePulled(t *testing.T) {
+	const size = 4 * pullChunk
+	for _, kill := range []bool{false, true} {
+		s := newSide(t)
+		dst, k := s.foreign(size)
+		c := startChild(t, s, roleLend, k, size)
+		waitStopped(t, c.Pid())
+		if kill {
+			s.d.midPull = func(read bool) {
+				if err := c.Signal(unix.SIGKILL); err != nil && !read {
+					t.Error(err)
+				}
+				<-c.Done()
+			}
+			if down := s.wait(provider.KindPeerDown); down.Status != provider.StatusPeerDown {
+				t.Errorf("KindPeerDown of a killed writer has status %v", down.Status)
+			}
+			if _, ok := s.find(provider.KindImm); ok {
+				t.Error("a write of a killed writer was counted that was not read before")
+			}
+			continue
+		}
+		for i := range uint32(lentWrites) {
+			if got := s.wait(provider.KindImm); got.Imm != i {
+				t.Errorf("immediate %d, want %d", got.Imm, i)
+			}
+		}
+		for i, v := range dst {
+			if v != 0xff {
+				t.Fatalf("byte %d is %d", i, v)
+			}
+		}
+		if err := c.Signal(unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		<-c.Done()
+		if err := c.Err(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A fence of the writer is a stop of the receiver: what it has not pulled then never lands, and ends as flushed.
+func TestFenceStopsPulling(t *testing.T) {
+	l := newLoans(t, 4*pullChunk)
+	l.a.post(l.wr(0, 0, 4*pullChunk, 1), l.wr(0, 0, 4*pullChunk, 2))
+	l.lent(t, 2)
+	until(t, "some has landed", func() bool { return l.dst[0] != 0 }, l.b)
+	if err := l.b.d.Fence(l.b.peer); err != nil {
+		t.Fatal(err)
+	}
+	if c := l.b.wait(provider.KindFenced); c.Status != provider.StatusOK {
+		t.Errorf("the fence ended with %v", c.Status)
+	}
+	clear(l.dst)
+	for range 2 {
+		if c := l.a.wait(provider.KindWrite, l.b); c.Status != provider.StatusFlushed {
+			t.Errorf("a write ended with %v, want flushed", c.Status)
+		}
+	}
+	for i, v := range l.dst {
+		if v != 0 {
+			t.Fatalf("byte %d changed after the fence", i)
+		}
+	}
+}
+
+// Memory that is deregistered while a long write is pulled into it is left alone from then on.
+func TestDeregisterEndsPulls(t *testing.T) {
+	l := newLoans(t, 8*pullChunk)
+	l.a.post(l.wr(0, 0, 8*pullChunk, 1))
+	l.lent(t, 1)
+	until(t, "some has landed", func() bool { return l.dst[0] != 0 }, l.b)
+	if err := l.b.d.Deregister(l.to); err != nil {
+		t.Fatal(err)
+	}
+	clear(l.dst)
+	if c := l.a.wait(provider.KindWrite, l.b); c.Status != provider.StatusAccess {
+		t.Errorf("the write ended with %v, want access", c.Status)
+	}
+	for i, v := range l.dst {
+		if v != 0 {
+			t.Fatalf("byte %d changed after Deregister", i)
+		}
+	}
+}
+
+// Many peers that lend at once are served in turns.
+func TestPullsAreFair(t *testing.T) {
+	const peers, size = 6, 8 * pullChunk
+	b := newSide(t)
+	var writers []*side
+	dst, to := b.foreign(size)
+	_ = dst
+	for range peers {
+		a := newSide(t)
+		connect(t, a, b)
+		b.grant(to)
+		_, from := a.foreign(size)
+		for i := range uint32(4) {
+			a.post(provider.WR{Op: provider.OpWriteImm, Imm: i, LocalKey: from.ID, RemoteKey: to.ID, Len: size})
+		}
+		writers = append(writers, a)
+		until(t, "the loans are published", func() bool { return a.d.peer(a.peer).lend.jobs == 4 }, a)
+	}
+	got := map[provider.Peer]int{}
+	until(t, "everybody's second immediate", func() bool {
+		for _, c := range b.got {
+			got[c.Peer]++
+		}
+		b.got = nil
+		least, most := 4, 0
+		for _, p := range b.d.live {
+			least, most = min(least, got[p.handle]), max(most, got[p.handle])
+		}
+		if most > least+1 {
+			t.Fatalf("one peer has had %d writes served when another had %d", most, least)
+		}
+		return least >= 2
+	}, b)
+}
+
+// Where the kernel forbids to read the peer's memory, the grant is refused with the remedy, and everything else works.
+func TestGrantWithoutPermissionNamesTheRemedy(t *testing.T) {
+	runtime.LockOSThread() // never unlocked: the thread is useless to others afterwards
+	dropPtrace(t)
+	s := newSide(t)
+	_, k := s.memory(4096)
+	c := startChild(t, s, roleHide, k, 4096)
+	_, foreign := s.foreign(4096)
+	_, err := s.d.Grant(foreign, s.peer, 0, 4096)
+	if !errors.Is(err, provider.ErrUnsupported) || !errors.Is(err, unix.EPERM) {
+		t.Fatalf("grant returned %v, want ErrUnsupported and EPERM", err)
+	}
+	for _, want := range []string{"CAP_SYS_PTRACE", "PR_SET_DUMPABLE"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not name %s", err, want)
+		}
+	}
+	s.post(provider.WR{Op: provider.OpWriteImm, Imm: answerImm, LocalKey: k.ID, RemoteKey: c.key.ID, Len: 100})
+	if got := s.wait(provider.KindWrite); got.Status != provider.StatusOK {
+		t.Errorf("a write to memory with a memfd ended with %v", got.Status)
+	}
+	s.wait(provider.KindImm)
+	if err := c.Stop(hangGuard); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// dropPtrace takes CAP_SYS_PTRACE from the calling thread.
+func dropPtrace(t *testing.T) {
+	t.Helper()
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		t.Fatal(err)
+	}
+	data[0].Effective &^= 1 << unix.CAP_SYS_PTRACE
+	data[0].Permitted &^= 1 << unix.CAP_SYS_PTRACE
+	if err := unix.Capset(&hdr, &data[0]); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// FuzzLoans lets a writer announce anything: it costs it the connection at most, and no byte outside of what it was granted changes.
+func FuzzLoans(f *testing.F) {
+	f.Add(uint64(loanBit|100), uint64(0), uint64(0), uint64(1<<32), uint64(0))
+	f.Add(uint64(flagBits|4096), uint64(1), uint64(0), uint64(1<<32), uint64(1))
+	f.Add(uint64(1<<63|1<<40), uint64(0), uint64(1<<64-1), uint64(0), uint64(4096))
+	f.Fuzz(func(t *testing.T, a, addr, at, key, off uint64) {
+		e := ring.Entry{A: a, B: 5}
+		n := loan{addr: addr, key: key, at: at}
+		var j pulled
+		if j.decode(e, n) && (j.len > maxMsg || j.lent && j.loan != n || !j.lent && (j.loan != loan{} || j.plain)) {
+			t.Fatalf("%+v and %+v decode to %+v", e, n, j)
+		}
+		h := newHostile(t)
+		whole, _ := h.victim.foreign(3 * pageSize)
+		k, err := h.victim.d.Register(provider.Memory{Bytes: whole[pageSize : 2*pageSize], FD: -1}, provider.AccessRemoteWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := h.victim.d.Grant(k, h.evilPeer, 0, 0); err != nil {
+			t.Fatal(err)
+		}
+		src, _ := h.evil.foreign(2 * pageSize)
+		for i := range src {
+			src[i] = 7
+		}
+		p := h.p()
+		for i, l := range []loan{n, {addr: address0(src), key: k.ID, at: off}} {
+			p.lend.loans[i] = l
+			p.immOut.Put(e)
+		}
+		p.immOut.Publish()
+		for range 10 {
+			h.victim.poll()
+		}
+		for i, v := range whole {
+			if v != 0 && i/pageSize != 1 {
+				t.Fatalf("byte %d, which was not granted, is %d", i, v)
+			}
+		}
+		h.wantGoodUnhurt(t)
+		for _, s := range []*side{h.victim, h.evil, h.good} {
+			if err := s.d.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// The structures in the page have the layout that both sides know.
+func TestLoansFitTheirPage(t *testing.T) {
+	if n := unsafe.Sizeof(loan{}); n != 32 {
+		t.Errorf("a loan has %d bytes, want 32", n)
+	}
+	if off := unsafe.Offsetof(pairPage{}.slots); off != pageSize {
+		t.Errorf("the slots begin at %d, want %d: the lanes have outgrown their page", off, pageSize)
+	}
+}
