@@ -22,6 +22,8 @@
 // error has stopped reading local memory, and errors.Is(err, ErrUnfenced) says that late bytes may still land at the
 // peer. A write cannot be cancelled: a context that ends only stops the waiting.
 //
+// Memory is made with [Engine.Alloc], or was made by others (an mmap, a tensor) and is registered with [Engine.Register].
+//
 // # Operations
 //
 //   - [Engine.Write] copies a span, [Engine.WritePages] pages of one length, [Engine.Scatter] parts of one source to many

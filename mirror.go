@@ -28,6 +28,8 @@ func (c *Counter) startMirror(s Slice) error {
 	switch {
 	case r.e != c.e:
 		return fmt.Errorf("word: %w: region of another engine", ErrInvalid)
+	case r.readOnly:
+		return fmt.Errorf("word: %w: region %d was registered as ReadOnly", ErrInvalid, r.id)
 	case !within(s.Off, s.Len, r.Len()):
 		return fmt.Errorf("word: %w: [%d, +%d) is not inside the region's %d bytes", ErrInvalid, s.Off, s.Len, r.Len())
 	}

@@ -95,9 +95,21 @@ type victim struct {
 
 func startVictim(t *testing.T, network string) *victim {
 	t.Helper()
+	return startVictimOn(t, network, false)
+}
+
+// startVictimOn is startVictim with memory of Alloc or foreign memory.
+func startVictimOn(t *testing.T, network string, foreign bool) *victim {
+	t.Helper()
+	const size = 4 << 20
 	v := &victim{e: open(t, hawser.Options{}), events: make(chan hawser.PeerEvent, 10)}
 	var err error
-	if v.dst, err = v.e.Alloc(4<<20, hawser.MemOptions{}); err != nil {
+	if foreign {
+		v.dst, err = v.e.Register(mapped(t, size), hawser.RegisterOptions{})
+	} else {
+		v.dst, err = v.e.Alloc(size, hawser.MemOptions{})
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	text, err := v.dst.Descriptor(v.dst.All(), hawser.RightWrite).MarshalText()
@@ -148,9 +160,10 @@ func (v *victim) signal(t *testing.T, sig syscall.Signal) {
 
 // A killed peer is noticed at once, and fenced.
 func TestKilledPeerIsDownAtOnce(t *testing.T) {
-	for _, network := range []string{"shm", "tcp"} {
-		t.Run(network, func(t *testing.T) {
-			v := startVictim(t, network)
+	for _, name := range []string{"shm", "tcp", "shm, foreign memory"} {
+		t.Run(name, func(t *testing.T) {
+			network, _, foreign := strings.Cut(name, ",")
+			v := startVictimOn(t, network, foreign)
 			start := time.Now()
 			v.signal(t, syscall.SIGKILL)
 			ev := v.event(t, hawser.PeerDown)
@@ -173,9 +186,10 @@ func TestKilledPeerIsDownAtOnce(t *testing.T) {
 
 // A stopped peer is down after its silence. Once the fence has succeeded nothing it does changes a byte, when it wakes up again.
 func TestStoppedPeerIsDownAndCannotWriteAfterTheFence(t *testing.T) {
-	for _, network := range []string{"shm", "tcp"} {
-		t.Run(network, func(t *testing.T) {
-			v := startVictim(t, network)
+	for _, name := range []string{"shm", "tcp", "shm, foreign memory"} {
+		t.Run(name, func(t *testing.T) {
+			network, _, foreign := strings.Cut(name, ",")
+			v := startVictimOn(t, network, foreign)
 			start := time.Now()
 			v.signal(t, syscall.SIGSTOP)
 			ev := v.event(t, hawser.PeerDown)
@@ -185,7 +199,7 @@ func TestStoppedPeerIsDownAndCannotWriteAfterTheFence(t *testing.T) {
 				t.Errorf("noticed after %v", took)
 			}
 			err := v.e.Fence(testContext(t), v.peer)
-			if errors.Is(err, hawser.ErrUnfenced) { // stopped in mid-copy: no proof before it goes on
+			if !foreign && errors.Is(err, hawser.ErrUnfenced) { // stopped in mid-copy: no proof before it goes on
 				t.Logf("fence: %v", err)
 				v.signal(t, syscall.SIGCONT)
 				v.event(t, hawser.PeerFenced)

@@ -26,16 +26,17 @@ type MemOptions struct {
 	Huge mem.Huge
 }
 
-// Region is registered memory of this engine. The engine owns it from Alloc to Close; the bytes are the user's, within the
-// contract of the package comment.
+// Region is registered memory of this engine. The engine owns memory from Alloc to Close, memory of Register not at all; the bytes are the
+// user's, within the contract of the package comment.
 type Region struct {
-	e      *Engine
-	id     uint64
-	len    uint64
-	mr     rail.Memory
-	uses   atomic.Int64 // mirrors; the worker counts operations
-	closed atomic.Bool  // set under mu
-	grants grants
+	e        *Engine
+	id       uint64
+	len      uint64
+	mr       rail.Memory
+	readOnly bool         // peers cannot write to it
+	uses     atomic.Int64 // mirrors; the worker counts operations
+	closed   atomic.Bool  // set under mu
+	grants   grants
 
 	mu    sync.Mutex // held while it closes
 	span  *mem.Span
@@ -64,21 +65,60 @@ func (e *Engine) Alloc(size uint64, o MemOptions) (*Region, error) {
 	if err != nil {
 		return nil, fmt.Errorf("alloc: %w", err)
 	}
-	r := &Region{e: e, len: size, span: span}
-	err = e.worker.do(func(g *rail.Group) error {
-		mr, err := g.Register(provider.Memory{Bytes: span.Bytes(), FD: span.FD()}, provider.AccessRemoteWrite)
+	r, err := e.register(span, provider.AccessRemoteWrite)
+	if err != nil {
+		return nil, fmt.Errorf("alloc %d bytes: %w", size, err)
+	}
+	return r, nil
+}
+
+// RegisterOptions say what foreign memory may be used for. The zero value is memory to read from and to write to.
+type RegisterOptions struct {
+	// ReadOnly memory is a source only: it may be mapped without the right to write, as a file of weights is, and peers cannot import
+	// its descriptors.
+	ReadOnly bool
+}
+
+// Register makes a region of memory that the engine did not make: an mmap, memory of C or of a tensor (unsafe.Slice makes bytes of an
+// address). It stays the caller's, who must neither free nor unmap it before Close of the region, or of the engine, has
+// returned nil; Close gives nothing back. Registrations may overlap. The memory is not changed: a child of fork shares it as before.
+//
+// Memory of Alloc is faster on one host: a peer maps it, while what is written to foreign memory over shared memory is fetched by this
+// process, which the kernel must allow; where it does not, Import fails at the peer with ErrUnsupported and the remedy.
+//
+// ErrInvalid: b is empty, is memory of the Go runtime (found out by its address, as a help against mistakes), or is not mapped as
+// it must be.
+func (e *Engine) Register(b []byte, o RegisterOptions) (*Region, error) {
+	span, err := mem.Foreign(b, !o.ReadOnly)
+	if err != nil {
+		return nil, fmt.Errorf("register: %w: %w", ErrInvalid, err)
+	}
+	acc := provider.AccessRemoteWrite
+	if o.ReadOnly {
+		acc = 0
+	}
+	r, err := e.register(span, acc)
+	if err != nil {
+		return nil, fmt.Errorf("register %d bytes: %w", len(b), err)
+	}
+	return r, nil
+}
+
+// register makes a region of a span, which it owns from now on.
+func (e *Engine) register(span *mem.Span, acc provider.Access) (*Region, error) {
+	r := &Region{e: e, len: uint64(len(span.Bytes())), span: span, readOnly: acc&provider.AccessRemoteWrite == 0}
+	err := e.worker.do(func(g *rail.Group) error {
+		mr, err := g.Register(provider.Memory{Bytes: span.Bytes(), FD: span.FD()}, acc)
 		if err == nil {
 			r.mr = *mr
 		}
 		return err
 	})
 	if err != nil {
-		_ = span.Free()
-		return nil, fmt.Errorf("alloc %d bytes: %w", size, err)
+		return nil, errors.Join(err, span.Free())
 	}
 	if !e.addRegion(r) {
-		_ = r.free()
-		return nil, fmt.Errorf("alloc: engine: %w", ErrClosed)
+		return nil, errors.Join(fmt.Errorf("engine: %w", ErrClosed), r.free())
 	}
 	return r, nil
 }
@@ -95,7 +135,7 @@ func (r *Region) All() Slice { return Slice{Region: r, Len: r.Len()} }
 // Slice is n bytes from off. Bounds are checked by the operation that uses it.
 func (r *Region) Slice(off, n uint64) Slice { return Slice{Region: r, Off: off, Len: n} }
 
-// Close makes all descriptors of the region stale, then frees it. Peers that have imported it are asked to stop first, as by
+// Close makes all descriptors of the region stale, then frees it, unless it is of Register. Peers that have imported it are asked to stop first, as by
 // Revoke; those that do not answer within 100 ms are not fenced: the network ends their keys, their writes fail there and change
 // nothing that is visible here. ErrBusy: operations of this engine still read from it, or a Counter mirrors into it.
 func (r *Region) Close() error {

@@ -126,6 +126,9 @@ func (s *session) resolve(d *wire.Descriptor) *wire.Resolved {
 	if r == nil {
 		return &wire.Resolved{Fault: wire.FaultStale, Text: fmt.Sprintf("region %d is closed", d.Region)}
 	}
+	if r.readOnly {
+		return &wire.Resolved{Fault: wire.FaultAccess, Text: fmt.Sprintf("region %d was registered as ReadOnly", d.Region)}
+	}
 	ctx, cancel := context.WithTimeout(s.ctx, e.opts.PeerTimeout/2) // beats wait behind us
 	defer cancel()
 	var keys []rail.LinkKey

@@ -196,10 +196,10 @@ func (s *Span) Bytes() []byte { return s.bytes[:len(s.bytes):len(s.bytes)] }
 // FD is the memfd of a Shared span, else -1. It stays owned by the span.
 func (s *Span) FD() int { return s.fd }
 
-// Free gives the memory back. Only the owner calls it, once.
+// Free gives the memory back, but for what Foreign was given. Only the owner calls it, once.
 func (s *Span) Free() error {
 	var err error
-	if s.kind != Heap {
+	if s.kind != Heap && s.kind != borrowed {
 		err = Unmap(s.bytes)
 	}
 	if s.fd >= 0 {

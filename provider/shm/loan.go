@@ -164,7 +164,8 @@ func (d *domain) proveProcess(p *peer) error {
 
 // remedy says what to do when the kernel does not let this process read another one of its user.
 func remedy() string {
-	const text = "give this process CAP_SYS_PTRACE, and the peer no capabilities beyond those of this process; the peer must be dumpable (prctl PR_SET_DUMPABLE)"
+	const text = "give this process CAP_SYS_PTRACE, or see to it that the peer has no capabilities beyond its own and is dumpable (prctl PR_SET_DUMPABLE); " +
+		"or reach the peer over tcp"
 	b, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope") // absent without Yama
 	if scope := strings.TrimSpace(string(b)); err == nil && scope != "0" {
 		return fmt.Sprintf("kernel.yama.ptrace_scope is %s: sysctl -w kernel.yama.ptrace_scope=0, or prctl PR_SET_PTRACER in the peer; else %s", scope, text)
