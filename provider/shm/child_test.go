@@ -21,11 +21,12 @@ import (
 const roleEnv = "HAWSER_SHM_TEST_ROLE"
 
 const (
-	roleServe  = "serve"  // polls, and answers each immediate answerImm
-	roleSleep  = "sleep"  // the same, but sleeps when there is nothing
-	roleFreeze = "freeze" // writes once, and stops itself in the middle of the copy
-	roleHide   = "hide"   // serves, and forbids others to look into it
-	roleLend   = "lend"   // posts lendWrites writes, and stops itself
+	roleServe   = "serve"   // polls, and answers each immediate answerImm
+	roleSleep   = "sleep"   // the same, but sleeps when there is nothing
+	roleFreeze  = "freeze"  // writes once, and stops itself in the middle of the copy
+	roleForeign = "foreign" // serves with memory that has no memfd
+	roleHide    = "hide"    // serves, and forbids others to look into it
+	roleLend    = "lend"    // posts lendWrites writes, and stops itself
 )
 
 func TestMain(m *testing.M) {
@@ -126,7 +127,11 @@ func playRole(ctx context.Context, p *proc.Parent, role string) error {
 	if err != nil {
 		return err
 	}
-	span, err := mem.New(uint64(parent.Size), mem.Shared)
+	memory := mem.Shared
+	if role == roleForeign {
+		memory = mem.Private
+	}
+	span, err := mem.New(uint64(parent.Size), memory)
 	if err != nil {
 		return err
 	}

@@ -54,6 +54,7 @@ const (
 	kindGrant                   // region, size; descriptor: the region's memfd
 	kindSweep                   // some regions have ended: see the bell page
 	kindForeign                 // region, size of memory that has no memfd: only the sender can write to it
+	kindSource                  // region, size; descriptor: memfd of memory that the sender lends, for reading
 )
 
 // datagram is one message. Which fields count depends on the kind.
@@ -67,7 +68,7 @@ type datagram struct {
 }
 
 // fdsOf is the number of descriptors that travel with each kind.
-var fdsOf = [...]int{kindHello: 3, kindWelcome: 2, kindGrant: 1, kindSweep: 0, kindForeign: 0}
+var fdsOf = [...]int{kindHello: 3, kindWelcome: 2, kindGrant: 1, kindSweep: 0, kindForeign: 0, kindSource: 1}
 
 const (
 	maxDatagram = 1 + 4 + 16 + 16 + 8 + proofSize
@@ -85,7 +86,7 @@ func (m *datagram) append(b []byte) []byte {
 		b = m.proof.append(b)
 	case kindWelcome:
 		b = m.proof.append(b)
-	case kindGrant, kindForeign:
+	case kindGrant, kindForeign, kindSource:
 		b = binary.LittleEndian.AppendUint64(b, m.region)
 		b = binary.LittleEndian.AppendUint64(b, m.size)
 	}
@@ -118,7 +119,7 @@ func decode(b []byte) (m datagram, err error) {
 		want += 4 + 16 + 16 + 8 + proofSize
 	case kindWelcome:
 		want += 8 + proofSize
-	case kindGrant, kindForeign:
+	case kindGrant, kindForeign, kindSource:
 		want += 8 + 8
 	case kindSweep:
 	default:
@@ -135,7 +136,7 @@ func decode(b []byte) (m datagram, err error) {
 		m.proof.decode(b[36:])
 	case kindWelcome:
 		m.proof.decode(b)
-	case kindGrant, kindForeign:
+	case kindGrant, kindForeign, kindSource:
 		m.region, m.size = binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])
 		if regionIndex(m.region) >= maxRegions || regionGen(m.region)&1 == 0 || m.size == 0 || m.size > math.MaxInt64/2 {
 			return m, fmt.Errorf("%w: grant of key %#x with %d bytes", errDatagram, m.region, m.size)

@@ -14,6 +14,7 @@ func TestDatagramsRoundTrip(t *testing.T) {
 		{kind: kindHello, handle: 0x10002, to: secret{1, 2, 3}, from: secret{4, 5, 6}, proof: proof{addr: 7, value: [proofSize]byte{8, 9}}},
 		{kind: kindWelcome, proof: proof{addr: 1 << 63, value: [proofSize]byte{5}}},
 		{kind: kindForeign, region: regionKey(1, 3), size: 1},
+		{kind: kindSource, region: regionKey(2, 3), size: 1},
 		{kind: kindGrant, region: regionKey(maxRegions-1, 7), size: 1 << 40},
 		{kind: kindSweep},
 	} {
@@ -45,7 +46,7 @@ func TestDecodeRefusesImpossibleGrants(t *testing.T) {
 		"too many bytes":           {region: regionKey(1, 1), size: math.MaxInt64},
 		"all bytes":                {region: regionKey(1, 1), size: math.MaxUint64},
 	} {
-		for _, m.kind = range []kind{kindGrant, kindForeign} {
+		for _, m.kind = range []kind{kindGrant, kindForeign, kindSource} {
 			if _, err := decode(m.append(nil)); !errors.Is(err, errDatagram) {
 				t.Errorf("%s: decode of kind %d returned %v, want errDatagram", name, m.kind, err)
 			}
@@ -91,7 +92,7 @@ func FuzzDecode(f *testing.F) {
 		if got := m.append(nil); !bytes.Equal(got, b) {
 			t.Fatalf("%x decodes to %+v, which encodes to %x", b, m, got)
 		}
-		if (m.kind == kindGrant || m.kind == kindForeign) && (regionIndex(m.region) >= maxRegions || m.size == 0 || m.size > math.MaxInt64/2) {
+		if (m.kind == kindGrant || m.kind == kindForeign || m.kind == kindSource) && (regionIndex(m.region) >= maxRegions || m.size == 0 || m.size > math.MaxInt64/2) {
 			t.Fatalf("decoded an impossible grant: %+v", m)
 		}
 	})

@@ -253,6 +253,8 @@ func (d *domain) obey(p *peer, pkt *packet) error {
 		return nil
 	case p.state == stateUp && pkt.kind == kindGrant:
 		return d.mapGrant(p, pkt)
+	case p.state == stateUp && pkt.kind == kindSource:
+		return d.mapSource(p, pkt)
 	case p.state == stateUp && pkt.kind == kindForeign:
 		p.noteForeign(pkt)
 		return nil

@@ -11,6 +11,7 @@ import (
 // lender is the writer's half of the loans to a peer. Owned by the domain.
 type lender struct {
 	foreign []foreign       // memory of the peer that only it can write, by region index
+	shown   []uint32        // generations of our regions that the peer can map, by index
 	jobs    int             // the oldest of peer.writes: lent, or found to be wrong
 	put     uint64          // loans put into the ring
 	taken   uint64          // answers seen
@@ -106,6 +107,9 @@ func (d *domain) lendWrite(p *peer, wr *provider.WR) {
 	l := loan{key: wr.RemoteKey, at: wr.RemoteAddr}
 	if src, _ := d.local(wr.LocalKey, wr.LocalAddr, wr.Len); len(src) > 0 {
 		l.addr = address0(src)
+		if p.hasShown(wr.LocalKey) || d.show(p, wr.LocalKey) {
+			l.src, l.off = wr.LocalKey, wr.LocalAddr
+		}
 	}
 	p.lend.loans[p.lend.put%peerDepth] = l
 	p.lend.put++

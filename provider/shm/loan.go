@@ -24,7 +24,8 @@ type loan struct {
 	addr uint64 // of the source, in the writer's process
 	key  uint64 // of the receiver's region
 	at   uint64 // offset in it
-	_    uint64
+	src  uint64 // key of the writer's region, if it was shown; see source.go
+	off  uint64 // offset in it
 }
 
 // Bits of the first word of an entry of the ring of immediates, above the length.
@@ -66,6 +67,9 @@ type puller struct {
 	fault error           // why its memory cannot be read; nil: it can
 	loans []loan          // of the page
 	to    []atomic.Uint32 // outcomes, of the page
+
+	sources []mapping // memory of the peer that it has shown, by region index
+	mapped  int       // how many
 
 	queue fifo[pulled] // taken out of the ring and not done
 	next  uint64       // loans taken

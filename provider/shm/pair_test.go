@@ -116,7 +116,12 @@ func newPair(t testing.TB) (a, b *side) {
 // memory registers new shared memory with s.
 func (s *side) memory(size int) (*mem.Span, provider.Key) {
 	s.t.Helper()
-	span, err := mem.New(uint64(size), mem.Shared)
+	return s.memoryOf(mem.Shared, size)
+}
+
+func (s *side) memoryOf(kind mem.Kind, size int) (*mem.Span, provider.Key) {
+	s.t.Helper()
+	span, err := mem.New(uint64(size), kind)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -19,21 +19,8 @@ import (
 // foreign registers new memory without a memfd with s.
 func (s *side) foreign(size int) ([]byte, provider.Key) {
 	s.t.Helper()
-	span, err := mem.New(uint64(size), mem.Private)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	k, err := s.d.Register(provider.Memory{Bytes: span.Bytes(), FD: -1}, provider.AccessRemoteWrite)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	b := span.Bytes()
-	s.t.Cleanup(func() {
-		if err := span.Free(); err != nil {
-			s.t.Error(err)
-		}
-	})
-	return b, k
+	span, k := s.memoryOf(mem.Private, size)
+	return span.Bytes(), k
 }
 
 // loans is a pair with foreign memory on both sides: a writes from src to dst, which b has granted.
@@ -52,6 +39,15 @@ func newLoans(t *testing.T, size int) *loans {
 	for i := range l.src {
 		l.src[i] = byte(i%251) | 1
 	}
+	return l
+}
+
+// newShown is newLoans with a source that has a memfd.
+func newShown(t *testing.T, size int) *loans {
+	l := newLoans(t, size)
+	span, k := l.a.memory(size)
+	copy(span.Bytes(), l.src)
+	l.src, l.from = span.Bytes(), k
 	return l
 }
 
@@ -120,15 +116,20 @@ func TestLoansAndCopiesKeepOneOrder(t *testing.T) {
 
 // Pieces of all sizes, contiguous and not, more than fit one system call, arrive where told and nowhere else.
 func TestPiecesOfAllSizesArePulled(t *testing.T) {
-	const size = 4*pullChunk + 777
-	l := newLoans(t, size)
+	const size = 3*pullChunk + 777
+	for _, l := range []*loans{newLoans(t, size), newShown(t, size)} {
+		testPieces(t, l, size)
+	}
+}
+
+func testPieces(t *testing.T, l *loans, size int) {
 	for name, cut := range map[string]func(i int) (from, to, n int){
 		"contiguous":     func(i int) (int, int, int) { return i * 1000, i * 1000, 1000 },
 		"one side apart": func(i int) (int, int, int) { return i * 1000, i * 2000, 1000 },
 		"both apart":     func(i int) (int, int, int) { return i*3001 + 1, i*2003 + 3, 1000 + i },
 		"backwards":      func(i int) (int, int, int) { return (200 - i) * 1000, i * 1000, 999 },
 		"longer than a chunk": func(i int) (int, int, int) {
-			return i, 2*i + 1, pullChunk + i
+			return i, 2*i + 1, (pullChunk + i) * min(1, i%10) // one of ten has no bytes
 		},
 	} {
 		clear(l.dst)
@@ -184,6 +185,57 @@ func TestLyingWritersHurtThemselves(t *testing.T) {
 		if !bytes.Equal(l.dst[:100], l.src[:100]) || !bytes.Equal(l.dst[400:500], l.src[400:500]) || l.dst[100] != 0 || l.dst[250] != 0 {
 			t.Errorf("%s: the destination is not what was written", name)
 		}
+	}
+}
+
+// A source with a memfd is copied without the system call, also when it lies about itself, and is unmapped when it has ended.
+func TestShownSourcesAreMapped(t *testing.T) {
+	const size = 1 << 16
+	l := newShown(t, size)
+	pb := l.b.d.peer(l.b.peer)
+	pb.pull.pid, pb.pull.fault = -1, errOtherProcess // a read would fail
+	p := l.a.d.peer(l.a.peer)
+	for name, lie := range map[string]struct {
+		change func(*loan)
+		ok     bool
+	}{
+		"truth":             {func(*loan) {}, true},
+		"wrong address":     {func(n *loan) { n.addr = 4096 }, true},
+		"past its end":      {func(n *loan) { n.off = size - 99 }, false},
+		"offset wraps":      {func(n *loan) { n.off = 1<<64 - 50 }, false},
+		"another region":    {func(n *loan) { n.src += 1 << 32 }, false},
+		"region past table": {func(n *loan) { n.src |= maxRegions }, false},
+	} {
+		if !lie.ok {
+			pb.pull.pid = p.pull.pid // which shows that it fails for want of the mapping
+		}
+		clear(l.dst)
+		l.a.post(l.wr(0, 0, 100, 1))
+		l.lent(t, 1)
+		n := &p.lend.loans[(p.lend.put-1)%peerDepth]
+		lie.change(n)
+		if !lie.ok {
+			n.addr = 4096
+		}
+		want := provider.StatusOK
+		if !lie.ok {
+			want = provider.StatusLocal
+		}
+		if c := l.a.wait(provider.KindWrite, l.b); c.Status != want {
+			t.Errorf("%s: the write ended with %v, want %v", name, c.Status, want)
+		}
+		if lie.ok != bytes.Equal(l.dst[:100], l.src[:100]) {
+			t.Errorf("%s: arrived %v, want %v", name, !lie.ok, lie.ok)
+		}
+		pb.pull.pid = -1
+	}
+	before := countMappings(t)
+	if err := l.a.d.Deregister(l.from); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the source is unmapped", func() bool { return pb.pull.mapped == 0 }, l.b)
+	if n := countMappings(t); n != before-1 {
+		t.Errorf("%d memfds are mapped, want %d", n, before-1)
 	}
 }
 
@@ -560,8 +612,8 @@ func FuzzLoans(f *testing.F) {
 
 // The structures in the page have the layout that both sides know.
 func TestLoansFitTheirPage(t *testing.T) {
-	if n := unsafe.Sizeof(loan{}); n != 32 {
-		t.Errorf("a loan has %d bytes, want 32", n)
+	if n := unsafe.Sizeof(loan{}); n != 40 {
+		t.Errorf("a loan has %d bytes, want 40", n)
 	}
 	if off := unsafe.Offsetof(pairPage{}.slots); off != pageSize {
 		t.Errorf("the slots begin at %d, want %d: the lanes have outgrown their page", off, pageSize)

@@ -84,9 +84,12 @@ func (d *domain) Deregister(k provider.Key) error {
 	i := regionIndex(k.ID)
 	gen := d.page.gens[i].Add(1) // even: dead; writers look before and after each chunk
 	for _, p := range d.live {
-		if p.state == stateUp && i < uint32(len(p.granted)) && p.granted[i] == regionGen(k.ID) {
-			p.granted[i] = 0
-			p.grants--
+		granted := i < uint32(len(p.granted)) && p.granted[i] == regionGen(k.ID)
+		if p.state == stateUp && (granted || p.hasShown(k.ID)) {
+			if granted {
+				p.granted[i] = 0
+				p.grants--
+			}
 			// When the socket is full the peer has datagrams to read, and looks at the page after them.
 			_ = send(p.fd, &datagram{kind: kindSweep})
 		}
@@ -299,6 +302,7 @@ func (m *mapping) populate(first, last uint64) {
 
 // sweep unmaps what the peer has deregistered.
 func (d *domain) sweep(p *peer) {
+	p.sweepSources(false)
 	for i := range p.maps {
 		if m := &p.maps[i]; m.key != 0 && !p.alive(m.key) {
 			_ = unmap(m.bytes) // fails only for a range that is not ours
@@ -313,6 +317,7 @@ func (d *domain) dropRegions(p *peer) {
 	for i := range p.maps {
 		_ = unmap(p.maps[i].bytes)
 	}
+	p.sweepSources(true)
 	clear(p.maps)
 	p.maps, p.mapped = p.maps[:0], 0
 }
