@@ -30,6 +30,7 @@ func ways(seed uint64) []way {
 	overTCP := func(string) provider.Provider { return tcp.New() }
 	return []way{
 		{"shm", mem.Shared, overShm},
+		{"shm, foreign memory", mem.Private, overShm},
 		{"tcp", mem.Heap, overTCP},
 		{"sim", mem.Heap, sim.New(sim.Config{Seed: seed}).Provider},
 		{"sim, ordered and lossy", mem.Heap, sim.New(sim.Config{Seed: seed, NIC: sim.NIC{Ordered: true, PeerDepth: 5}, Loss: 0.1}).Provider},

@@ -10,9 +10,9 @@ import (
 )
 
 // on runs the contract with all hosts on one address.
-func on(t *testing.T, name string, except map[string]string) {
+func on(t *testing.T, name string, memory mem.Kind, except map[string]string) {
 	providertest.Run(t, providertest.Factory{
-		Memory: mem.Heap,
+		Memory: memory,
 		Except: except,
 		Network: func(*testing.T) providertest.Network {
 			return providertest.Network{
@@ -35,6 +35,6 @@ func on(t *testing.T, name string, except map[string]string) {
 // slow is what waits for seconds and does not depend on the address: tested on one.
 var slow = map[string]string{"ConnectEndsInTime": "not again: tested on 127.0.0.1"}
 
-func TestContract(t *testing.T)       { on(t, "127.0.0.1", nil) }
-func TestContractOther4(t *testing.T) { on(t, "127.0.0.2", slow) }
-func TestContract6(t *testing.T)      { on(t, "::1", slow) }
+func TestContract(t *testing.T)       { on(t, "127.0.0.1", mem.Heap, nil) }
+func TestContractOther4(t *testing.T) { on(t, "127.0.0.2", mem.Private, slow) }
+func TestContract6(t *testing.T)      { on(t, "::1", mem.Heap, slow) }
