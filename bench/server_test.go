@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -195,6 +199,19 @@ func converse(t *testing.T, addr, kind string, v any) error {
 	return err
 }
 
+// TestClientDoesNotChooseTheServersFiles: only a process that was started by the sender takes its word for where to log.
+func TestClientDoesNotChooseTheServersFiles(t *testing.T) {
+	addr, _ := startServer(t, Server{})
+	log := filepath.Join(t.TempDir(), "log")
+	q := openRequest{Version: protocolVersion, Config: small(Pages, "tcp"), Host: &Host{Log: log}}
+	if err := converse(t, addr, msgOpen, q); err != nil { // the server is ready: its engine is open
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(log); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the server's file: got %v, want that there is none", err)
+	}
+}
+
 func TestInterruptedServerSaysSo(t *testing.T) {
 	addr, stop := startServer(t, Server{})
 	c := small(Write, "tcp")
@@ -228,7 +245,8 @@ func TestStreamsAreOfTheRun(t *testing.T) {
 		}
 		stranger := d.endpoint
 		stranger.Token = make([]byte, tokenSize)
-		for _, as := range []struct {
+		const right = 2
+		for i, as := range []struct {
 			endpoint
 			number int
 		}{{stranger, 0}, {d.endpoint, 9}, {d.endpoint, 0}} {
@@ -237,10 +255,17 @@ func TestStreamsAreOfTheRun(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer hangUp(c)
+			if _, err := c.Write([]byte{byte(i)}); err != nil {
+				t.Fatal(err)
+			}
 		}
 		streams, err := d.accept(within(t), 1, func(n int) bool { return n == 0 })
 		if err != nil || len(streams) != 1 || streams[0] == nil {
-			t.Errorf("%s: streams %v, %v, want that of the run alone", network, streams, err)
+			t.Fatalf("%s: streams %v, %v, want one", network, streams, err)
+		}
+		var who [1]byte
+		if _, err := io.ReadFull(streams[0], who[:]); err != nil || who[0] != right {
+			t.Errorf("%s: the stream is that of %d, %v, want that of the run", network, who[0], err)
 		}
 		hangUp(streams[0])
 		if err := d.close(); err != nil {
