@@ -33,10 +33,10 @@ func TestWhatMovesStirsAPeer(t *testing.T) {
 	}
 	for range 2 { // the second has to wait for the depth of the first
 		b.write(p, Op{Kind: Write, Len: 8})
-	}
-	for range 3 {
-		if !tick() {
-			t.Fatal("what is under way stirs nothing")
+		for range 3 {
+			if !tick() {
+				t.Fatal("what is under way stirs nothing")
+			}
 		}
 	}
 	b.finishAll()
