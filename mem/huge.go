@@ -143,17 +143,17 @@ func (h Huge) round(size uint64) uint64 {
 	return pagesFor(size, h) * h.size()
 }
 
-// Map maps size bytes of a memfd for reading and writing. In one with huge pages a mapping is whole pages: the capacity says how much
+// Map maps size bytes of a memfd; prot says for what (PROT_READ, PROT_WRITE). In one with huge pages a mapping is whole pages: the capacity says how much
 // was mapped. Pages are there, or reserved, when it returns: no access ends in a signal as long as the memfd is sealed (see
 // CheckSealed).
-func Map(fd int, size uint64) ([]byte, error) {
+func Map(fd int, size uint64, prot int) ([]byte, error) {
 	whole := size
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(fd, &st); err == nil && st.Type == unix.HUGETLBFS_MAGIC && st.Bsize > 0 {
 		page := uint64(st.Bsize)
 		whole = ((size-1)/page + 1) * page
 	}
-	b, err := unix.Mmap(fd, 0, int(whole), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	b, err := unix.Mmap(fd, 0, int(whole), prot, unix.MAP_SHARED)
 	if err != nil {
 		return nil, err
 	}

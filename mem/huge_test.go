@@ -55,7 +55,7 @@ func TestSpanInHugePages(t *testing.T) {
 		if err := CheckSealed(s.FD(), size); err != nil {
 			t.Error(err)
 		}
-		far, err := Map(s.FD(), size)
+		far, err := Map(s.FD(), size, unix.PROT_READ|unix.PROT_WRITE)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -90,7 +90,7 @@ func TestTooFewHugePages(t *testing.T) {
 		t.Errorf("found out by the reservation: %v", err)
 	}
 	// A memfd of a peer without pages cannot be mapped, rather than kill who touches it.
-	if b, err := Map(fd, (free+5)*2<<20); err == nil {
+	if b, err := Map(fd, (free+5)*2<<20, unix.PROT_READ); err == nil {
 		t.Errorf("%d bytes were mapped of pages that do not exist", len(b))
 	}
 	unix.Close(fd)

@@ -108,7 +108,7 @@ func fill(fd int, size uint64, huge Huge) ([]byte, error) {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, Seals); err != nil {
 		return nil, fmt.Errorf("add seals: %w", err)
 	}
-	b, err := Map(fd, size)
+	b, err := Map(fd, size, unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
 		return nil, fmt.Errorf("mmap: %w", err)
 	}
@@ -118,7 +118,7 @@ func fill(fd int, size uint64, huge Huge) ([]byte, error) {
 // fillHuge makes the pages of a memfd through a mapping that asks for huge ones: fallocate makes small ones. Where it cannot, fallocate
 // makes the rest.
 func fillHuge(fd int, size uint64) error {
-	b, err := Map(fd, size)
+	b, err := Map(fd, size, unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
 		return fmt.Errorf("mmap: %w", err)
 	}

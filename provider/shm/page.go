@@ -124,7 +124,7 @@ func importPage(fd int, size uint64, prot int) ([]byte, error) {
 }
 
 func mapPage(fd int, size uint64, prot int) ([]byte, error) {
-	b, err := unix.Mmap(fd, 0, int(size), prot, unix.MAP_SHARED)
+	b, err := mem.Map(fd, size, prot)
 	if errors.Is(err, unix.ENOMEM) {
 		return nil, fmt.Errorf("mmap %d bytes: %w: too many mappings (sysctl vm.max_map_count) or out of memory", size, provider.ErrLimit)
 	}

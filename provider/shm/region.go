@@ -249,7 +249,7 @@ func (d *domain) mapGrant(p *peer, pkt *packet) error {
 	if err := mem.CheckSealed(pkt.fds[0], pkt.size); err != nil {
 		return err
 	}
-	b, err := mem.Map(pkt.fds[0], pkt.size)
+	b, err := mem.Map(pkt.fds[0], pkt.size, unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
 		var errno unix.Errno
 		_ = errors.As(err, &errno)
