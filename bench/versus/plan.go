@@ -25,12 +25,13 @@ type Case struct {
 	Scenario Scenario `json:"scenario"`
 	Size     uint64   `json:"size"` // bytes of a block or message
 	Cold     bool     `json:"cold"` // the pools are much larger than the caches
-	Foreign  bool     `json:"foreign,omitempty"`
-	Pool     uint64   `json:"pool"`  // bytes on each side
-	Count    int      `json:"count"` // blocks or messages of a sample
-	Depth    int      `json:"depth"` // batches in flight
-	Batch    int      `json:"batch"` // blocks
-	Pings    int      `json:"pings"` // round trips of a sample
+	// Foreign pools were not made by Hawser, which registers them. They are like those of most peers in all cases.
+	Foreign bool   `json:"foreign,omitempty"`
+	Pool    uint64 `json:"pool"`  // bytes on each side
+	Count   int    `json:"count"` // blocks or messages of a sample
+	Depth   int    `json:"depth"` // batches in flight
+	Batch   int    `json:"batch"` // blocks
+	Pings   int    `json:"pings"` // round trips of a sample
 }
 
 const (
@@ -59,6 +60,7 @@ const (
 const (
 	KindPages   = "pages"   // cold
 	KindHot     = "hot"     // pages of a pool that the caches hold
+	KindForeign = "foreign" // cold pages of memory that Hawser did not make
 	KindLatency = "latency" // of 8 bytes
 	KindRate    = "rate"    // of 8 bytes
 )
@@ -74,7 +76,7 @@ type Choice struct {
 
 // goals are the sizes of the blocks at which there is a goal.
 var goals = map[string]map[string][]uint64{
-	"shm": {KindPages: {64 << 10, 1 << 20, 32 << 20}},
+	"shm": {KindPages: {64 << 10, 1 << 20, 32 << 20}, KindForeign: {64 << 10, 1 << 20}},
 	"tcp": {KindPages: {64 << 10, 1 << 20}, KindHot: {64 << 10, 1 << 20}},
 }
 
@@ -85,7 +87,7 @@ func Plan(c Choice) ([]Case, error) {
 	}
 	every := len(c.Kinds) == 0
 	if every {
-		c.Kinds = []string{KindPages, KindHot, KindLatency, KindRate}
+		c.Kinds = []string{KindPages, KindHot, KindForeign, KindLatency, KindRate}
 	}
 	var all []Case
 	for _, path := range c.Paths {
@@ -117,7 +119,7 @@ func Plan(c Choice) ([]Case, error) {
 }
 
 func (c Choice) pages(path, kind string, size uint64) Case {
-	k := Case{Path: path, Scenario: Pages, Size: size, Cold: kind == KindPages, Pool: size * hotBlocks, Pings: 1}
+	k := Case{Path: path, Scenario: Pages, Size: size, Cold: kind != KindHot, Foreign: kind == KindForeign, Pool: size * hotBlocks, Pings: 1}
 	per := max(size, 1)
 	if k.Cold {
 		pool := c.Pool
@@ -146,7 +148,7 @@ func (c Case) Name() string {
 	case c.Scenario != Pages:
 		return string(c.Scenario)
 	case c.Foreign:
-		return "foreign pages"
+		return "foreign pages, cold"
 	case c.Cold:
 		return "pages, cold"
 	}

@@ -398,7 +398,7 @@ func TestPlanOfGoals(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		"shm pages, cold 65536", "shm pages, cold 1048576", "shm pages, cold 33554432", "shm latency 8", "shm rate 8",
+		"shm pages, cold 65536", "shm pages, cold 1048576", "shm pages, cold 33554432", "shm foreign pages, cold 65536", "shm foreign pages, cold 1048576", "shm latency 8", "shm rate 8",
 		"tcp pages, cold 65536", "tcp pages, hot 65536", "tcp pages, hot 1048576", "tcp latency 8", "tcp rate 8",
 	} {
 		if !slices.Contains(names, want) {

@@ -15,7 +15,7 @@ import (
 
 type versusCmd struct {
 	Path     []string `placeholder:"NAME" enum:"shm,tcp" help:"Networks: shm, tcp (default: both)."`
-	Scenario []string `placeholder:"NAME" enum:"pages,hot,latency,rate" help:"What to measure: pages (cold), hot (pages that the caches hold), latency, rate (default: what there are goals for)."`
+	Scenario []string `placeholder:"NAME" enum:"pages,hot,foreign,latency,rate" help:"What to measure: pages (cold), hot (pages that the caches hold), foreign (pages of memory that was registered), latency, rate (default: what there are goals for)."`
 	Size     []size   `placeholder:"SIZE" help:"Block sizes of pages and hot (default: those that there are goals for)."`
 	Rounds   int      `default:"7" help:"Samples of each; a round has one of each, in an order that rotates (default: ${default})."`
 	Peers    []string `placeholder:"NAME" help:"Only these peers, as the table names them."`

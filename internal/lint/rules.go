@@ -96,7 +96,7 @@ func below(folder, f string) bool {
 // same reports whether imp is in the top folder of folder: parts of one command may import each other.
 func same(folder, imp string) bool {
 	top, _, _ := strings.Cut(folder, "/")
-	return top != "" && strings.HasPrefix(imp, Module+"/"+top+"/")
+	return top != "" && below(strings.TrimPrefix(imp, Module+"/"), top)
 }
 
 // standard reports whether imp is of the standard library: the first element of no other path lacks a dot.
