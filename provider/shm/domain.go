@@ -59,6 +59,9 @@ type domain struct {
 	strays  int               // writes and sends in done that belong to no connection
 	turn    bool              // whether Poll looks at done or at peers first
 
+	warmth   warmth
+	streamed bool // something was placed that is not settled yet
+
 	one     [8]byte         // what is written to a bell
 	midCopy func()          // tests stop in the middle of a copy here
 	midPull func(read bool) // and here before each pull, and after it, before it counts
