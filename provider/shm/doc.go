@@ -18,6 +18,9 @@
 //
 // # Fence
 //
+// Long writes to memory that no cache holds bypass the caches. Such stores are in no order with others, so a batch of them ends
+// with a store fence, before the writer's second look: what follows about a copy holds for both kinds.
+//
 // The writer's slot and the reader's revoked word are a lock in the manner of Dekker. All four accesses are sequentially
 // consistent:
 //

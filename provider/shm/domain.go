@@ -29,6 +29,7 @@ type domain struct {
 	pageFD  int
 	epoch   uint64 // what page.epoch holds
 	armed   bool   // epoch is odd
+	awaited bool   // Arm has waited for a peer's copy since the last immediate came
 
 	name     [16]byte // of the listener
 	listener int
@@ -72,7 +73,7 @@ const (
 	// controlTicks is how many work units pass between two looks at the sockets, which cost a system call: about 50 us, whether
 	// the owner finds nothing to do (40 ns a Poll) or copies (tickBytes in about as long).
 	controlTicks = 1024
-	tickBytes    = 512
+	tickBytes    = 1024
 
 	// hurryTicks is the same while a connection is being made.
 	hurryTicks = 16

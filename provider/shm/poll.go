@@ -116,7 +116,11 @@ func (d *domain) takeImms(p *peer, cs []provider.Completion) int {
 		cs[n] = provider.Completion{Len: e.A, Peer: p.handle, Imm: e.B, Kind: provider.KindImm}
 		n++
 	}
-	if n > 0 && p.immIn.Release() {
+	if n == 0 {
+		return 0
+	}
+	d.awaited = false
+	if p.immIn.Release() {
 		d.ring(p)
 	}
 	return n
@@ -233,7 +237,7 @@ func (d *domain) concludeFence(p *peer, cs []provider.Completion) int {
 
 // Arm makes the epoch odd and then looks at everything that could ring: a peer that publishes later sees the odd epoch.
 func (d *domain) Arm() bool {
-	if d.closed {
+	if d.closed || d.expects() {
 		return true
 	}
 	// A new odd epoch even when it is odd already: a peer may have rung for this one, and the ring may have been for something
@@ -245,6 +249,21 @@ func (d *domain) Arm() bool {
 		d.disarm()
 		d.ticks = controlTicks
 		return true
+	}
+	return false
+}
+
+// expects reports, once until something comes, that a peer is in the middle of a copy. It will publish within about the time that a
+// sleep and a wake take, and the wake would cost it as much again. Only once, because it may have been stopped there.
+func (d *domain) expects() bool {
+	if d.awaited {
+		return false
+	}
+	for _, p := range d.live {
+		if p.state == stateUp && p.rx.slot.Load() != 0 {
+			d.awaited = true
+			return true
+		}
 	}
 	return false
 }
