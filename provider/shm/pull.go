@@ -133,6 +133,7 @@ func (d *domain) pull(p *peer, cs []provider.Completion) int {
 		d.midPull(false)
 	}
 	jobs := d.pullBatch(p, min(len(cs), pullEntries))
+	d.settle()
 	if d.midPull != nil {
 		d.midPull(true)
 	}
@@ -205,7 +206,7 @@ func (d *domain) gather(p *peer, most, lent int) int {
 		moved += j.part
 		dst = dst[j.done : j.done+j.part]
 		if m := d.source(p, j); m != nil {
-			j.copySource(dst, m)
+			d.copySource(j, dst, m)
 			continue
 		}
 		d.pulling.add(dst, j.addr+j.done)

@@ -97,12 +97,12 @@ func (d *domain) source(p *peer, j *pulled) *mapping {
 	return m
 }
 
-// copySource copies n bytes of a loan.
+// copySource copies the part of a loan that dst is for.
 // hot:
-func (j *pulled) copySource(dst []byte, m *mapping) {
+func (d *domain) copySource(j *pulled, dst []byte, m *mapping) {
 	at := j.off + j.done
-	m.touch(at, uint64(len(dst)))
-	copy(dst, m.bytes[at:])
+	m.touch(at, j.part)
+	d.place(dst, m.bytes[at:at+j.part], m.bytes[at+j.part:j.off+j.len])
 }
 
 // sweepSources unmaps what the peer has deregistered, or all.

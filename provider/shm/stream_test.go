@@ -101,6 +101,25 @@ func TestBatchIsSettledBeforeItIsPublished(t *testing.T) {
 	}
 }
 
+// TestPullIsSettledBeforeItCounts is the same for copies by the receiver.
+func TestPullIsSettledBeforeItCounts(t *testing.T) {
+	l := newShown(t, 1<<20)
+	pulls := 0
+	l.b.d.midPull = func(read bool) {
+		if read {
+			pulls++
+		}
+		if read && l.b.d.streamed {
+			t.Error("a loan is about to be answered that is not settled")
+		}
+	}
+	l.a.post(l.wr(0, 0, 1<<20, 7))
+	l.b.wait(provider.KindImm, l.a)
+	if pulls == 0 || !bytes.Equal(l.src, l.dst) {
+		t.Errorf("%d pulls, content right: %v", pulls, bytes.Equal(l.src, l.dst))
+	}
+}
+
 // TestArmWaitsForACopyOnce: a peer that is in the middle of a copy keeps the owner awake for one more round of looking, and no longer.
 func TestArmWaitsForACopyOnce(t *testing.T) {
 	a, b := newPair(t)
