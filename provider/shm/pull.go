@@ -85,10 +85,6 @@ func (v *vectors) whole(p *peer, n uint64) bool {
 // takeLoans takes entries out of the ring, of which e is the first, and queues them. False: the peer broke the protocol.
 // hot:
 func (d *domain) takeLoans(p *peer, e ring.Entry) bool {
-	if p.state != stateUp {
-		p.pull.cut = true // they did not arrive whole; those behind them end as flushed at the writer, too
-		return e.A&loanBit != 0
-	}
 	for ok := true; ok; {
 		var l loan
 		if e.A&loanBit != 0 {
@@ -117,7 +113,7 @@ func (d *domain) takeLoans(p *peer, e ring.Entry) bool {
 // hot:
 func (d *domain) pull(p *peer, cs []provider.Completion) int {
 	if p.state != stateUp {
-		p.pull.cut = true
+		p.pull.cut = true // they did not arrive whole; those behind them end as flushed at the writer, too
 		return 0
 	}
 	if len(cs) == 0 || d.pullLeft <= 0 {
