@@ -25,18 +25,19 @@ const (
 type Config struct {
 	Kind     Kind   `json:"kind"`
 	Provider string `json:"provider"`
-	Size     uint64 `json:"size"`   // bytes of a block or a message; 8 for Imm, and for Barrier, whose yardstick sends so many
-	Pool     uint64 `json:"pool"`   // bytes of memory on each side that the blocks are spread over
-	Bytes    uint64 `json:"bytes"`  // moved per sample, rounded to whole blocks
-	Rounds   int    `json:"rounds"` // samples; DefaultRounds when 0
-	Depth    int    `json:"depth"`  // operations outstanding at once
-	Batch    int    `json:"batch"`  // pages of one operation, for Pages; targets, for Scatter
-	Pings    int    `json:"pings"`  // round trips per sample, for Imm and Message; barriers, for Barrier
-	Rails    int    `json:"rails"`  // on each device of each side; 1 when 0
-	Peers    int    `json:"peers"`  // receiving processes, for Scatter and Barrier; 1 when 0
-	Poll     string `json:"poll"`   // how the engines of both sides look for work; "adaptive" when empty
-	Cold     bool   `json:"cold"`   // a pool much larger than the caches, each block used once per pass
-	Seed     uint64 `json:"seed"`   // of the order of the blocks
+	Size     uint64 `json:"size"`              // bytes of a block or a message; 8 for Imm, and for Barrier, whose yardstick sends so many
+	Pool     uint64 `json:"pool"`              // bytes of memory on each side that the blocks are spread over
+	Bytes    uint64 `json:"bytes"`             // moved per sample, rounded to whole blocks
+	Rounds   int    `json:"rounds"`            // samples; DefaultRounds when 0
+	Depth    int    `json:"depth"`             // operations outstanding at once
+	Batch    int    `json:"batch"`             // pages of one operation, for Pages; targets, for Scatter
+	Pings    int    `json:"pings"`             // round trips per sample, for Imm and Message; barriers, for Barrier
+	Rails    int    `json:"rails"`             // on each device of each side; 1 when 0
+	Peers    int    `json:"peers"`             // receiving processes, for Scatter and Barrier; 1 when 0
+	Poll     string `json:"poll"`              // how the engines of both sides look for work; "adaptive" when empty
+	Cold     bool   `json:"cold"`              // a pool much larger than the caches, each block used once per pass
+	Foreign  string `json:"foreign,omitempty"` // whose pools are memory that no engine has made: ForeignDst, ForeignBoth; nobody's when empty
+	Seed     uint64 `json:"seed"`              // of the order of the blocks
 }
 
 const (
@@ -131,6 +132,7 @@ func (c Config) faults(k *scenario) error {
 	_, err := pollMode(c.Poll)
 	fault(err != nil, "%w", err)
 	fault(c.Provider == "", "no provider")
+	fault(c.Foreign != "" && c.Foreign != ForeignDst && c.Foreign != ForeignBoth, "foreign memory is %q, want dst or both", c.Foreign)
 	fault(c.Size == 0, "block size is 0")
 	fault(c.Size > 0 && c.Pool/c.Size > maxSlots, "a pool of %d blocks, want at most %d: use larger blocks or a smaller pool", c.Pool/max(c.Size, 1), maxSlots)
 	fault(c.Size > c.Pool, "blocks of %d bytes do not fit into a pool of %d bytes", c.Size, c.Pool)

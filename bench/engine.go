@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hawser-project/hawser"
+	"github.com/hawser-project/hawser/mem"
 	"github.com/hawser-project/hawser/provider"
 	"github.com/hawser-project/hawser/provider/shm"
 	"github.com/hawser-project/hawser/provider/tcp"
@@ -101,7 +102,8 @@ func (h Host) open(ctx context.Context, c Config, name string) (*engine, error) 
 // engine is an engine and the file that it logs to.
 type engine struct {
 	*hawser.Engine
-	log *os.File // nil without
+	log     *os.File  // nil without
+	foreign *mem.Span // the pool, if the engine has not made it
 }
 
 func (h Host) start(ctx context.Context, o hawser.Options) (e *engine, err error) {
@@ -125,7 +127,7 @@ func (e *engine) close(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
-	return errors.Join(e.Close(ctx), e.closeLog())
+	return errors.Join(e.Close(ctx), e.freeForeign(), e.closeLog())
 }
 
 func (e *engine) closeLog() error {

@@ -157,7 +157,7 @@ func (r *receiver) open(ctx context.Context, q openRequest) error {
 	if r.eng, err = r.host.open(ctx, c, fmt.Sprintf("receiver %d", r.index)); err != nil {
 		return err
 	}
-	if r.pool, err = r.eng.Alloc(c.Pool, hawser.MemOptions{}); err != nil {
+	if r.pool, err = r.eng.pool(c, true); err != nil {
 		return err
 	}
 	if r.word, err = r.eng.Alloc(immSize, hawser.MemOptions{}); err != nil {

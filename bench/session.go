@@ -184,7 +184,7 @@ func (s *Session) prepare(ctx context.Context) (err error) {
 	if s.eng, err = s.site.Host.open(ctx, c, "sender"); err != nil {
 		return err
 	}
-	if s.pool, err = s.eng.Alloc(c.Pool, hawser.MemOptions{}); err != nil {
+	if s.pool, err = s.eng.pool(c, false); err != nil {
 		return err
 	}
 	stamp(s.pool.Bytes(), c.Size, c.Seed)

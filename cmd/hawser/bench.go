@@ -37,11 +37,12 @@ type benchHostFlags struct {
 
 // blockFlags are for the scenarios that move blocks.
 type blockFlags struct {
-	Size  []size `placeholder:"SIZE" help:"Block sizes, such as 64KiB (default: a sweep)."`
-	Cold  bool   `xor:"cache" help:"Spread the blocks over 1 GiB on each side, much more than the caches hold."`
-	Hot   bool   `xor:"cache" help:"Use the same few blocks again and again (default)."`
-	Pool  size   `placeholder:"SIZE" help:"Memory that the blocks are spread over, on each side (default: 1 GiB cold, 4 MiB hot, or one block)."`
-	Bytes size   `placeholder:"SIZE" help:"Bytes moved per sample (default: 256 MiB, or 131072 blocks when that is less)."`
+	Size    []size `placeholder:"SIZE" help:"Block sizes, such as 64KiB (default: a sweep)."`
+	Cold    bool   `xor:"cache" help:"Spread the blocks over 1 GiB on each side, much more than the caches hold."`
+	Hot     bool   `xor:"cache" help:"Use the same few blocks again and again (default)."`
+	Foreign string `placeholder:"SIDES" enum:",dst,both" default:"" help:"Use memory that the engines have not made: dst (of receivers), both."`
+	Pool    size   `placeholder:"SIZE" help:"Memory that the blocks are spread over, on each side (default: 1 GiB cold, 4 MiB hot, or one block)."`
+	Bytes   size   `placeholder:"SIZE" help:"Bytes moved per sample (default: 256 MiB, or 131072 blocks when that is less)."`
 }
 
 // pingFlags are for the scenarios with a latency and a rate.
@@ -218,6 +219,7 @@ func (b *blockFlags) sizes(kind bench.Kind, c bench.Config) []bench.Config {
 	var all []bench.Config
 	for _, s := range sizes {
 		c.Kind, c.Size, c.Pool, c.Bytes, c.Cold = kind, uint64(s), uint64(b.Pool), uint64(b.Bytes), b.Cold
+		c.Foreign = b.Foreign
 		all = append(all, c)
 	}
 	return all
