@@ -57,6 +57,7 @@ type domain struct {
 	turns       uint32      // Polls, to ask for events now and then although there is enough to do
 	busy        bool        // the last Poll left work behind
 	moved       int         // bytes in the current Poll
+	recent      *peer       // the last that data came from; see try
 	kicked      []*peer
 	earlyPeers  []*peer
 

@@ -51,6 +51,7 @@ func (d *domain) receive(p *peer, out *sink) {
 		case n > 0:
 			s.land(n)
 			s.quiet = 0
+			d.recent = p
 			budget -= n
 			d.moved += n
 			// Less than there was room for means that the socket is empty; its next byte is an event. The end of the
@@ -59,6 +60,9 @@ func (d *domain) receive(p *peer, out *sink) {
 		case errno == unix.EINTR:
 		case errno == unix.EAGAIN && !s.mute:
 			s.readable, s.ending = false, false
+			if budget == receiveBudget { // in vain
+				s.quiet++
+			}
 			return
 		default: // the end, or an error; whatever arrived before it has been parsed
 			d.fail(p, provider.StatusPeerDown, uint32(errno))
