@@ -18,10 +18,10 @@ func (s *Session) fill(row *Row) {
 		series.finish(bytes, ops)
 		series.Latency = first.lat[which].latency()
 		if s.scenario.measures[0].latency {
-			series.Latency.CPUPerTrip = spread(cpus(first.samples[which])).Median * 1e6 / float64(s.scenario.measures[0].count(c))
+			series.Latency.CPUPerTrip = SpreadOf(cpus(first.samples[which])).Median * 1e6 / float64(s.scenario.measures[0].count(c))
 		}
 	}
-	throughput := spread(ratios(row.Ours.Samples, row.Yard.Samples))
+	throughput := SpreadOf(ratios(row.Ours.Samples, row.Yard.Samples))
 	row.Ratio, row.RatioOf, row.RatioSpread = throughput.Median, OfThroughput, throughput
 	if !s.scenario.measures[0].latency {
 		return
@@ -30,7 +30,7 @@ func (s *Session) fill(row *Row) {
 	for i, mine := range first.lat[ours].rounds {
 		rs = append(rs, mine/first.lat[yard].rounds[i])
 	}
-	row.RatioOf, row.RatioSpread = OfLatency, spread(rs)
+	row.RatioOf, row.RatioSpread = OfLatency, SpreadOf(rs)
 	if len(s.results) > 1 {
 		row.RateRatio = row.Ratio
 	}

@@ -83,7 +83,8 @@ const (
 	OfLatency    = "latency"
 )
 
-func spread(xs []float64) Spread {
+// SpreadOf is the median and the range of values in any order; zeros of none.
+func SpreadOf(xs []float64) Spread {
 	if len(xs) == 0 {
 		return Spread{}
 	}
@@ -119,8 +120,8 @@ func (s *Series) finish(bytes uint64, ops int) {
 		opRate = append(opRate, float64(ops)/x.Seconds)
 		cpu = append(cpu, x.CPU)
 	}
-	s.GBPerS, s.OpsPerS = spread(rate), spread(opRate)
-	used := spread(cpu).Median
+	s.GBPerS, s.OpsPerS = SpreadOf(rate), SpreadOf(opRate)
+	used := SpreadOf(cpu).Median
 	if bytes > 0 {
 		s.CPUPerGiB = used / (float64(bytes) / gib)
 	}

@@ -17,8 +17,8 @@ func TestSpreadOfOddAndEven(t *testing.T) {
 		{[]float64{9, 1, 5}, Spread{5, 1, 9}},
 		{[]float64{4, 1, 2, 9}, Spread{3, 1, 9}},
 	} {
-		if got := spread(tc.xs); got != tc.want {
-			t.Errorf("spread(%v): got %v, want %v", tc.xs, got, tc.want)
+		if got := SpreadOf(tc.xs); got != tc.want {
+			t.Errorf("SpreadOf(%v): got %v, want %v", tc.xs, got, tc.want)
 		}
 	}
 }
@@ -50,7 +50,7 @@ func TestSeriesRates(t *testing.T) {
 }
 
 func TestRatiosArePaired(t *testing.T) {
-	got := spread(ratios([]Sample{{Seconds: 1}, {Seconds: 2}, {Seconds: 4}}, []Sample{{Seconds: 1}, {Seconds: 1}, {Seconds: 1}}))
+	got := SpreadOf(ratios([]Sample{{Seconds: 1}, {Seconds: 2}, {Seconds: 4}}, []Sample{{Seconds: 1}, {Seconds: 1}, {Seconds: 1}}))
 	if got != (Spread{0.5, 0.25, 1}) {
 		t.Errorf("got %v", got)
 	}

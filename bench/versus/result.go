@@ -106,17 +106,8 @@ func (c Case) finish(rows []Row, ours *Row) {
 				ratios = append(ratios, c.value(ours.Samples[k])/c.value(s))
 			}
 		}
-		r.Value, r.CPU = spread(values), spread(cpu).Median
-		r.RatioSpread = spread(ratios)
+		r.Value, r.CPU = bench.SpreadOf(values), bench.SpreadOf(cpu).Median
+		r.RatioSpread = bench.SpreadOf(ratios)
 		r.Ratio = r.RatioSpread.Median
 	}
-}
-
-func spread(xs []float64) bench.Spread {
-	if len(xs) == 0 {
-		return bench.Spread{}
-	}
-	xs = slices.Sorted(slices.Values(xs))
-	n := len(xs)
-	return bench.Spread{Median: (xs[n/2] + xs[(n-1)/2]) / 2, Min: xs[0], Max: xs[n-1]}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/hawser-project/hawser/bench"
+	"github.com/hawser-project/hawser/bench/compare"
 )
 
 type compareCmd struct {
@@ -28,7 +29,7 @@ func (c *compareCmd) Run(u *ui) error {
 	if err != nil {
 		return err
 	}
-	cmp := bench.Compare(a, b)
+	cmp := compare.Reports(a, b)
 	if len(cmp.Changes) == 0 {
 		return fmt.Errorf("bench compare: %s and %s have no row of the same configuration", c.A, c.B)
 	}
@@ -49,7 +50,7 @@ func (c *compareCmd) Run(u *ui) error {
 }
 
 // verdict is what --fail asks for.
-func (c *compareCmd) verdict(cmp bench.Comparison) error {
+func (c *compareCmd) verdict(cmp compare.Comparison) error {
 	if c.Fail == 0 {
 		return nil
 	}
@@ -59,7 +60,7 @@ func (c *compareCmd) verdict(cmp bench.Comparison) error {
 		if ch.Less {
 			by = -by
 		}
-		if ch.Relative && ch.Verdict == bench.Worse && -by > c.Fail {
+		if ch.Relative && ch.Verdict == compare.Worse && -by > c.Fail {
 			worse = append(worse, fmt.Sprintf("%s: %s %+.1f %%", rowName(ch.Config), ch.Name, ch.Change*100))
 		}
 	}
@@ -82,7 +83,7 @@ func readReport(path string) (bench.Report, error) {
 	return r, nil
 }
 
-func printChanges(u *ui, changes []bench.Change) {
+func printChanges(u *ui, changes []compare.Change) {
 	var cells [][]string
 	name := ""
 	for _, ch := range changes {
@@ -97,7 +98,7 @@ func printChanges(u *ui, changes []bench.Change) {
 			fmt.Sprintf("%+.1f %%", ch.Change*100), fmt.Sprintf("%.3f", ch.P), string(ch.Verdict),
 		})
 	}
-	u.table(fmt.Sprintf("median (min .. max); better or worse: p < %g", bench.Significance), []string{"", "", "A", "B", "change", "p", ""}, cells)
+	u.table(fmt.Sprintf("median (min .. max); better or worse: p < %g", compare.Significance), []string{"", "", "A", "B", "change", "p", ""}, cells)
 }
 
 // rowName says what was measured, without what is the default.

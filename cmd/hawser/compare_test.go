@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/hawser-project/hawser/bench"
+	"github.com/hawser-project/hawser/bench/compare"
 )
 
 // results measures a little, and writes a second result in which ours is half as fast.
@@ -51,14 +52,14 @@ func TestCompareAndPlot(t *testing.T) {
 	})
 	t.Run("worse", func(t *testing.T) {
 		stdout, stderr, code := tool(t, "bench", "compare", a, b, "--fail", "10", "--json", "-")
-		var c bench.Comparison
+		var c compare.Comparison
 		if err := json.Unmarshal([]byte(stdout), &c); err != nil {
 			t.Fatal(err)
 		}
 		if code != exitFailure || !strings.Contains(stderr, "worse by more than 10 %") || !strings.Contains(stderr, "pages tcp 64 KiB") {
 			t.Errorf("exit %d: %s", code, stderr)
 		}
-		if len(c.Changes) != 8 || c.Changes[0].Verdict != bench.Worse {
+		if len(c.Changes) != 8 || c.Changes[0].Verdict != compare.Worse {
 			t.Errorf("changes: %+v", c.Changes)
 		}
 	})

@@ -30,6 +30,8 @@ type rule struct {
 // rules go from the top down: cmd, bench -> kv -> hawser -> internal -> provider, mem.
 var rules = []rule{
 	{"cmd", []string{"", "bench", "internal", "kv", "mem", "provider"}, []string{sys, "github.com/alecthomas/kong", "github.com/jedib0t/go-pretty/v6"}},
+	{"bench/chart", nil, []string{"gonum.org/v1/plot"}},
+	{"bench/compare", []string{"bench"}, []string{"golang.org/x/perf"}},
 	{"bench", []string{"", "internal", "mem", "provider"}, []string{sys}},
 	{"kv", []string{"", "kv"}, nil},
 	{"examples", []string{"", "kv", "mem", "provider"}, nil},

@@ -1,49 +1,51 @@
-package bench
+package compare
 
 import (
 	"bytes"
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"github.com/hawser-project/hawser/bench"
 )
 
 // pagesRow has samples of the given GB/s for ours and a yardstick of 10 GB/s.
-func pagesRow(size uint64, gbs ...float64) Row {
-	r := Row{Config: Config{Kind: Pages, Provider: "shm", Size: size, Bytes: 1e9, Rounds: len(gbs), Cold: true}, RatioOf: OfThroughput}
+func pagesRow(size uint64, gbs ...float64) bench.Row {
+	r := bench.Row{Config: bench.Config{Kind: bench.Pages, Provider: "shm", Size: size, Bytes: 1e9, Rounds: len(gbs), Cold: true}, RatioOf: bench.OfThroughput}
 	for _, g := range gbs {
-		r.Ours.Samples = append(r.Ours.Samples, Sample{Seconds: 1 / g})
-		r.Yard.Samples = append(r.Yard.Samples, Sample{Seconds: 1. / 10})
+		r.Ours.Samples = append(r.Ours.Samples, bench.Sample{Seconds: 1 / g})
+		r.Yard.Samples = append(r.Yard.Samples, bench.Sample{Seconds: 1. / 10})
 	}
 	return r
 }
 
-func TestCompare(t *testing.T) {
-	imm := Row{Config: Config{Kind: Imm, Provider: "shm", Size: 8, Bytes: 8e6}, RatioOf: OfLatency, RateRatio: 3}
+func TestReports(t *testing.T) {
+	imm := bench.Row{Config: bench.Config{Kind: bench.Imm, Provider: "shm", Size: 8, Bytes: 8e6}, RatioOf: bench.OfLatency, RateRatio: 3}
 	imm.Ours.Latency.Rounds = []float64{1, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06}
 	imm.Yard.Latency.Rounds = []float64{9, 9, 9, 9, 9, 9, 9}
 	faster := imm
 	faster.Ours.Latency.Rounds = []float64{0.5, 0.51, 0.52, 0.53, 0.54, 0.55, 0.56}
-	a := Report{Rows: []Row{
+	a := bench.Report{Rows: []bench.Row{
 		pagesRow(4096, 8, 8.1, 8.2, 8.3, 8.4, 8.5, 8.6), pagesRow(65536, 8, 9, 10, 11, 12, 13, 14), pagesRow(1<<20, 8, 8, 8), imm,
 		pagesRow(32, 1),
 	}}
-	b := Report{Machine: Machine{CPU: "other"}, Rows: []Row{
+	b := bench.Report{Machine: bench.Machine{CPU: "other"}, Rows: []bench.Row{
 		faster, pagesRow(65536, 8.5, 9.5, 10, 11, 12, 13, 14), pagesRow(4096, 7, 7.1, 7.2, 7.3, 7.4, 7.5, 7.6), pagesRow(1<<20, 4, 4, 4),
 		pagesRow(16, 1),
 	}}
 	// As the tool does: through JSON.
-	var rs [2]Report
-	for i, r := range []Report{a, b} {
-		r.Schema = Schema
+	var rs [2]bench.Report
+	for i, r := range []bench.Report{a, b} {
+		r.Schema = bench.Schema
 		text, err := json.Marshal(r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if rs[i], err = ReadReport(bytes.NewReader(text)); err != nil {
+		if rs[i], err = bench.ReadReport(bytes.NewReader(text)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	c := Compare(rs[0], rs[1])
+	c := Reports(rs[0], rs[1])
 	want := map[string]Verdict{
 		"pages 4096 GB/s": Worse, "pages 4096 ratio": Worse,
 		"pages 65536 GB/s": Same, "pages 65536 ratio": Same,
@@ -74,18 +76,4 @@ func TestCompare(t *testing.T) {
 func itoa(n uint64) string {
 	text, _ := json.Marshal(n) // a number has a text
 	return string(text)
-}
-
-func TestReadReportRefuses(t *testing.T) {
-	for text, want := range map[string]string{
-		``:                         "EOF",
-		`[]`:                       "cannot unmarshal",
-		`{"rows":[]}`:              "schema 0",
-		`{"schema":1,"rows":[]}`:   "schema 1",
-		`{"schema":2,"rows":"no"}`: "cannot unmarshal",
-	} {
-		if _, err := ReadReport(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("ReadReport(%q): %v, want %q in it", text, err, want)
-		}
-	}
 }

@@ -1,12 +1,18 @@
-package bench
+// Package compare tells what changed between two results of package bench from noise. It has no state.
+//
+//	c := compare.Reports(before, after)
+//	for _, ch := range c.Changes {
+//		fmt.Println(ch.Config.Kind, ch.Name, ch.Verdict)
+//	}
+package compare
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 	"slices"
 
 	"golang.org/x/perf/benchmath"
+
+	"github.com/hawser-project/hawser/bench"
 )
 
 // Measure is one quantity of a row, round by round.
@@ -26,43 +32,54 @@ const (
 )
 
 // Measures are what two runs of a row can be compared by.
-func (r Row) Measures() []Measure {
+func Measures(r bench.Row) []Measure {
 	var ms []Measure
 	bytes := float64(r.Config.Bytes)
 	switch {
-	case r.RatioOf == OfThroughput:
+	case r.RatioOf == bench.OfThroughput:
 		m := Measure{Name: measureBytes}
 		for _, s := range r.Ours.Samples {
 			m.Values = append(m.Values, bytes/s.Seconds/1e9)
 		}
-		ms = append(ms, m, Measure{Name: measureRatio, Relative: true, Values: ratios(r.Ours.Samples, r.Yard.Samples)})
+		ms = append(ms, m, Measure{Name: measureRatio, Relative: true, Values: quotients(seconds(r.Yard), seconds(r.Ours))})
 	default:
 		ms = append(ms, Measure{Name: measureLatency, Less: true, Values: r.Ours.Latency.Rounds})
-		ratio := Measure{Name: measureRatio, Relative: true, Less: true}
-		for i := range min(len(r.Ours.Latency.Rounds), len(r.Yard.Latency.Rounds)) {
-			ratio.Values = append(ratio.Values, r.Ours.Latency.Rounds[i]/r.Yard.Latency.Rounds[i])
-		}
-		ms = append(ms, ratio)
+		ms = append(ms, Measure{Name: measureRatio, Relative: true, Less: true, Values: quotients(r.Ours.Latency.Rounds, r.Yard.Latency.Rounds)})
 		if r.RateRatio > 0 {
 			m := Measure{Name: measureOps}
 			for _, s := range r.Ours.Samples {
 				m.Values = append(m.Values, bytes/float64(r.Config.Size)/s.Seconds)
 			}
-			ms = append(ms, m, Measure{Name: measureRatio + " of op/s", Relative: true, Values: ratios(r.Ours.Samples, r.Yard.Samples)})
+			ms = append(ms, m, Measure{Name: measureRatio + " of op/s", Relative: true, Values: quotients(seconds(r.Yard), seconds(r.Ours))})
 		}
 	}
 	return slices.DeleteFunc(ms, func(m Measure) bool { return len(m.Values) == 0 })
 }
 
+func seconds(s bench.Series) (all []float64) {
+	for _, x := range s.Samples {
+		all = append(all, x.Seconds)
+	}
+	return all
+}
+
+// quotients divides a by b, round by round.
+func quotients(a, b []float64) (all []float64) {
+	for i := range min(len(a), len(b)) {
+		all = append(all, a[i]/b[i])
+	}
+	return all
+}
+
 // Change is one measure of a row in two reports.
 type Change struct {
-	Config Config `json:"config"` // of A
+	Config bench.Config `json:"config"` // of A
 	Measure
-	A       Spread  `json:"a"`
-	B       Spread  `json:"b"`
-	Change  float64 `json:"change"` // median of B / median of A - 1
-	P       float64 `json:"p"`      // chance of a difference as large between equal runs (Mann-Whitney U test, two-sided)
-	Verdict Verdict `json:"verdict"`
+	A       bench.Spread `json:"a"`
+	B       bench.Spread `json:"b"`
+	Change  float64      `json:"change"` // median of B / median of A - 1
+	P       float64      `json:"p"`      // chance of a difference as large between equal runs (Mann-Whitney U test, two-sided)
+	Verdict Verdict      `json:"verdict"`
 }
 
 // Verdict is what a change means.
@@ -80,42 +97,30 @@ const Significance = 0.05
 
 // Comparison is two reports, row by row.
 type Comparison struct {
-	A       Source   `json:"a"`
-	B       Source   `json:"b"`
-	Changes []Change `json:"changes"`
-	OnlyA   []Config `json:"only_a,omitempty"` // of rows without a counterpart
-	OnlyB   []Config `json:"only_b,omitempty"`
-	Note    string   `json:"note,omitempty"` // why only ratios compare
+	A       Source         `json:"a"`
+	B       Source         `json:"b"`
+	Changes []Change       `json:"changes"`
+	OnlyA   []bench.Config `json:"only_a,omitempty"` // of rows without a counterpart
+	OnlyB   []bench.Config `json:"only_b,omitempty"`
+	Note    string         `json:"note,omitempty"` // why only ratios compare
 }
 
 // Source is what a report says of itself.
 type Source struct {
-	Machine  Machine `json:"machine"`
-	Revision string  `json:"revision"`
+	Machine  bench.Machine `json:"machine"`
+	Revision string        `json:"revision"`
 }
 
-// ReadReport decodes what the tool wrote with --json.
-func ReadReport(r io.Reader) (Report, error) {
-	var rep Report
-	if err := json.NewDecoder(r).Decode(&rep); err != nil {
-		return Report{}, fmt.Errorf("bench: read report: %w", err)
-	}
-	if rep.Schema != Schema {
-		return Report{}, fmt.Errorf("bench: read report: schema %d, want %d: it was not written by this version of hawser bench", rep.Schema, Schema)
-	}
-	return rep, nil
-}
-
-// Compare finds the rows that two reports share and how their measures differ.
-func Compare(a, b Report) Comparison {
+// Reports finds the rows that two reports share and how their measures differ.
+func Reports(a, b bench.Report) Comparison {
 	c := Comparison{A: Source{a.Machine, a.Revision}, B: Source{b.Machine, b.Revision}}
 	if a.Machine != b.Machine {
 		c.Note = fmt.Sprintf("the machines differ, so only ratios compare: %+v and %+v", a.Machine, b.Machine)
 	}
-	seen := make(map[Config]bool)
+	seen := make(map[bench.Config]bool)
 	for _, ra := range a.Rows {
-		key := ra.Config.comparable()
-		i := slices.IndexFunc(b.Rows, func(rb Row) bool { return rb.Config.comparable() == key })
+		key := work(ra.Config)
+		i := slices.IndexFunc(b.Rows, func(rb bench.Row) bool { return work(rb.Config) == key })
 		if i < 0 || seen[key] {
 			c.OnlyA = append(c.OnlyA, ra.Config)
 			continue
@@ -124,28 +129,28 @@ func Compare(a, b Report) Comparison {
 		c.Changes = append(c.Changes, compareRows(ra, b.Rows[i])...)
 	}
 	for _, rb := range b.Rows {
-		if !seen[rb.Config.comparable()] {
+		if !seen[work(rb.Config)] {
 			c.OnlyB = append(c.OnlyB, rb.Config)
 		}
 	}
 	return c
 }
 
-// comparable is the config without what does not change the work of a round.
-func (c Config) comparable() Config {
+// work is the config without what does not change the work of a round.
+func work(c bench.Config) bench.Config {
 	c.Rounds, c.Seed = 0, 0
 	return c
 }
 
-func compareRows(a, b Row) []Change {
-	theirs := b.Measures()
+func compareRows(a, b bench.Row) []Change {
+	theirs := Measures(b)
 	var cs []Change
-	for _, ma := range a.Measures() {
+	for _, ma := range Measures(a) {
 		i := slices.IndexFunc(theirs, func(mb Measure) bool { return mb.Name == ma.Name })
 		if i < 0 {
 			continue
 		}
-		ch := Change{Config: a.Config, Measure: ma, A: spread(ma.Values), B: spread(theirs[i].Values), Verdict: Same}
+		ch := Change{Config: a.Config, Measure: ma, A: bench.SpreadOf(ma.Values), B: bench.SpreadOf(theirs[i].Values), Verdict: Same}
 		ch.Change = ch.B.Median/ch.A.Median - 1
 		t := benchmath.DefaultThresholds
 		test := benchmath.AssumeNothing.Compare(benchmath.NewSample(slices.Clone(ma.Values), &t), benchmath.NewSample(slices.Clone(theirs[i].Values), &t))
