@@ -361,9 +361,7 @@ func TestDeregisterEndsPulls(t *testing.T) {
 func TestPullsAreFair(t *testing.T) {
 	const peers, size = 6, 8 * pullChunk
 	b := newSide(t)
-	var writers []*side
-	dst, to := b.foreign(size)
-	_ = dst
+	_, to := b.foreign(size)
 	for range peers {
 		a := newSide(t)
 		connect(t, a, b)
@@ -372,7 +370,6 @@ func TestPullsAreFair(t *testing.T) {
 		for i := range uint32(4) {
 			a.post(provider.WR{Op: provider.OpWriteImm, Imm: i, LocalKey: from.ID, RemoteKey: to.ID, Len: size})
 		}
-		writers = append(writers, a)
 		until(t, "the loans are published", func() bool { return a.d.peer(a.peer).lend.jobs == 4 }, a)
 	}
 	got := map[provider.Peer]int{}

@@ -19,8 +19,10 @@ func TestPlaceCopiesExactly(t *testing.T) {
 	for i := range src {
 		src[i] = byte(rng.Uint32())
 	}
-	lengths := []int{0, 1, streamMin - 1, streamMin, streamMin + 1, streamMin + lineSize + streamStep - 1, aheadBytes + streamStep, 3*aheadBytes + 5,
-		aheadMax, aheadMax + 1, aheadMax + 7*lineSize, cachedMax - 1, cachedMax + 3, 1 << 20, 2<<20 + 77}
+	lengths := []int{
+		0, 1, streamMin - 1, streamMin, streamMin + 1, streamMin + lineSize + streamStep - 1, aheadBytes + streamStep, 3*aheadBytes + 5,
+		aheadMax, aheadMax + 1, aheadMax + 7*lineSize, cachedMax - 1, cachedMax + 3, 1 << 20, 2<<20 + 77,
+	}
 	d := new(domain)
 	for _, n := range lengths {
 		for range 24 {
