@@ -84,10 +84,14 @@ func (e *Env) root(path ...string) string {
 	return filepath.Join(append([]string{e.dir, "root", "usr"}, path...)...)
 }
 
-// libraries is where the unpacked packages have theirs: usr/lib/x86_64-linux-gnu.
+// libraries is where the unpacked packages have theirs: usr/lib/x86_64-linux-gnu and such.
 func (e *Env) libraries() string {
-	dirs, _ := filepath.Glob(e.root("lib", "*-linux-gnu")) // the pattern is valid
-	return strings.Join(dirs, ":")
+	var all []string
+	for _, pattern := range []string{e.root("lib", "*-linux-gnu"), e.root("lib", "libpsm1"), filepath.Join(e.dir, "root", "lib", "*-linux-gnu")} {
+		dirs, _ := filepath.Glob(pattern) // the pattern is valid
+		all = append(all, dirs...)
+	}
+	return strings.Join(all, ":")
 }
 
 // module is the folder of a Python package.

@@ -1,6 +1,7 @@
 package versus
 
 import (
+	"errors"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -36,6 +37,12 @@ const (
 	debSCTP      = "libsctp1=1.0.19+dfsg-2"
 )
 
+// What Debian's libfabric needs, and what the wheel of Mooncake does.
+var (
+	debsVerbs = []string{"libibverbs1=44.0-2", "libnl-3-200=3.7.0-0.2+b1", "libnl-route-3-200=3.7.0-0.2+b1", "libnuma1=2.0.16-1"}
+	debsFI    = append([]string{debLibfabric, "libfabric1=1.17.0-3", "librdmacm1=44.0-2", "libpsm2-2=11.2.185-2", "libpsm-infinipath1=3.3+20.604758e7-6.2"}, debsVerbs...)
+)
+
 // Field is all peers.
 func Field() []Peer {
 	libfabric := Peer{
@@ -50,12 +57,27 @@ func Field() []Peer {
 	noCMA := libfabric
 	noCMA.Name, noCMA.Cases = "libfabric-nocma", pagesOverShm
 	noCMA.Env = func(*Env, Case) []string { return []string{"FI_SHM_DISABLE_CMA=1"} }
+	// The one that Debian 12 has.
+	older := libfabric
+	older.Name, older.Debs, older.Requirements = "libfabric-1.17", debsFI, ""
+	older.Flags = func(e *Env) ([]string, error) {
+		lib, err := filepath.Glob(e.root("lib", "*-linux-gnu", "libfabric.so.1"))
+		if len(lib) == 0 {
+			return nil, errors.Join(err, errors.New("the unpacked packages have no libfabric.so.1"))
+		}
+		return []string{"-I" + e.root("include"), lib[0], "-Wl,--allow-shlib-undefined"}, nil
+	}
+	older.Env = func(e *Env, _ Case) []string { return []string{"FI_TCP_IFACE=lo", "LD_LIBRARY_PATH=" + e.libraries()} }
 	return []Peer{
 		{Name: "memcpy", C: "memcpy.c", Cases: pagesOverShm},
 		libfabric,
 		noCMA,
+		older,
 		{Name: "nixl", Python: "nixl.py", Requirements: "requirements-nixl.txt", Cases: ownMemory},
-		{Name: "mooncake", Python: "mooncake.py", Requirements: "requirements-mooncake.txt", Cases: ownMemory},
+		{
+			Name: "mooncake", Python: "mooncake.py", Debs: debsVerbs, Requirements: "requirements-mooncake.txt", Cases: ownMemory,
+			Env: func(e *Env, _ Case) []string { return []string{"LD_LIBRARY_PATH=" + e.libraries()} },
+		},
 		{
 			Name: "ucx", C: "ucx.c", Requirements: "requirements-ucx.txt", Cases: ownMemory,
 			Flags: func(e *Env) ([]string, error) {
