@@ -89,6 +89,7 @@ func (e *Engine) heart() {
 		if len(sessions) > 0 {
 			e.worker.group.Tick()
 		}
+		e.worker.crowded.Store(len(sessions) >= e.worker.cores)
 		waits := e.waits.Load() > 0
 		for _, s := range sessions {
 			switch s.state.Load() {

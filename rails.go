@@ -56,6 +56,7 @@ func (e *Engine) openRails(ctx context.Context) error {
 	if w.thread, err = chooseThread(&e.opts, devices, n, cpu.Near); err != nil {
 		return fail(err)
 	}
+	w.cores = n
 	e.rails, e.deadRails = devices, make([]atomic.Bool, len(devices))
 	e.inbox = newInbox(e.notes, receives)
 	mem.Near(w.thread.node, func() { w.group, err = rail.New(domains, w, w.wake) })
