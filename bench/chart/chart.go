@@ -34,7 +34,7 @@ var ErrEmpty = errors.New("nothing to draw")
 const (
 	width  = 20 * vg.Centimeter
 	height = 12 * vg.Centimeter
-	margin = 1.4
+	margin = 2
 	above  = 1.25
 )
 
