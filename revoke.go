@@ -274,7 +274,6 @@ func (s *session) giveBack(f wire.Frame) error {
 	}
 	s.e.worker.group.Call(func(g *rail.Group) { g.Drain(rp, holds) })
 	s.e.wg.Go(func() {
-		defer s.lent.owed.Add(-1)
 		for _, a := range taken {
 			select {
 			case <-a.drained:
@@ -282,6 +281,10 @@ func (s *session) giveBack(f wire.Frame) error {
 				return
 			}
 		}
+		if s.ctx.Err() != nil { // areas of a session that has ended are drained, but nobody knows what became of their writes
+			return
+		}
+		s.lent.owed.Add(-1) // before the owner can know, and ask for the next
 		s.reply(wire.TypeRevoked, request, &wire.Revoked{})
 	})
 	return nil

@@ -97,6 +97,7 @@ func (w *worker) wake() {
 func (w *worker) run() {
 	idle := int64(0) // since when there has been nothing to do, of record.Now; 0: there is
 	owed := 0        // busy steps in a row with notes left
+	vain := 0        // looks that found nothing
 	for looks := 0; !w.stopped.Load(); looks++ {
 		if looks%clockRun == 0 {
 			w.recorder.Clock = record.Now()
@@ -117,7 +118,8 @@ func (w *worker) run() {
 			idle = 0
 			w.recorder.Clock = record.Now()
 		default:
-			w.yield(looks)
+			vain++
+			w.yield(vain)
 		}
 	}
 	w.closeErr = w.group.Close()
@@ -155,12 +157,12 @@ func (w *worker) tired(idle *int64) bool {
 
 // yield lets others run now and then between two looks: whoever waits for this processor is more useful than another look. A thread
 // of its own has a processor of its own too.
-func (w *worker) yield(looks int) {
-	if w.thread.own || looks%yieldLooks != 0 {
+func (w *worker) yield(vain int) {
+	if w.thread.own || vain%yieldLooks != 0 {
 		return
 	}
 	runtime.Gosched()
-	if looks%crowdLooks == 0 && w.crowded.Load() {
+	if vain%crowdLooks == 0 && w.crowded.Load() {
 		cpu.Yield()
 	}
 }

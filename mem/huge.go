@@ -145,7 +145,8 @@ func (h Huge) round(size uint64) uint64 {
 
 // Map maps size bytes of a memfd; prot says for what (PROT_READ, PROT_WRITE). In one with huge pages a mapping is whole pages: the capacity says how much
 // was mapped. Pages are there, or reserved, when it returns: no access ends in a signal as long as the memfd is sealed (see
-// CheckSealed).
+// CheckSealed). The seals do not forbid its owner to punch holes: small pages come back at the next access, huge ones only while the machine has
+// some, so whoever maps those of another process trusts it.
 func Map(fd int, size uint64, prot int) ([]byte, error) {
 	whole := size
 	var st unix.Statfs_t

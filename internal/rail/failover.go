@@ -294,7 +294,7 @@ func (g *Group) placeAgain(f *flight) {
 		op.frags-- // again has counted it anew
 	}
 	op.inflight--
-	if op.Status == provider.StatusOK && op.Dst != nil && op.Dst.closed {
+	if op.Status == provider.StatusOK && op.Dst != nil && (op.Dst.closed || op.Dst.Hold != nil && op.Dst.Hold.Revoked()) {
 		op.Status = provider.StatusAccess
 	}
 	if op.Status != provider.StatusOK { // it has failed for another reason

@@ -131,7 +131,7 @@ func (d *domain) reapLoans(p *peer) int {
 		d.breach(p)
 		return 0
 	}
-	n := 0
+	n, bad := 0, false
 	for ; n < p.lend.jobs; n++ {
 		j := p.writes.at(n)
 		if j.status == provider.StatusOK {
@@ -140,7 +140,7 @@ func (d *domain) reapLoans(p *peer) int {
 			}
 			o := outcome(p.lend.from[p.lend.taken%peerDepth].Load())
 			if !o.possible() {
-				d.breach(p)
+				bad = true
 				break
 			}
 			j.status, j.detail = o.status(), o.errno()
@@ -151,13 +151,16 @@ func (d *domain) reapLoans(p *peer) int {
 	}
 	p.writes.drop(n)
 	p.lend.jobs -= n
+	if bad { // not before: it ends what is left
+		d.breach(p)
+	}
 	return n
 }
 
 // lendable reports whether lendWrites could move something; if it is for want of room that it could not, the peer is asked to ring.
 func (p *peer) lendable() bool {
-	if p.lend.jobs > 0 && p.tx.answered.Load() != p.lend.taken {
-		return true
+	if p.lend.jobs > 0 && (p.tx.answered.Load() != p.lend.taken || p.writes.at(0).status != provider.StatusOK) {
+		return true // answered, or refused on this side
 	}
 	if p.lend.jobs == p.writes.len() {
 		return false

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -114,6 +116,63 @@ func TestGarbageInLoansIsABreach(t *testing.T) {
 			lie(h.p())
 			h.wantBreach(t)
 		})
+	}
+}
+
+// What a peer answered before it broke the protocol has ended once, and nothing is left for the next connection in its place.
+func TestBreachAfterAnAnswer(t *testing.T) {
+	h := newHostile(t)
+	_, from := h.victim.foreign(4096)
+	_, to := h.evil.foreign(4096)
+	h.evil.grant(to)
+	const writes = 3
+	for i := range uint64(writes) {
+		wr := provider.WR{Op: provider.OpWrite, Token: 100 + i, Peer: h.evilPeer, LocalKey: from.ID, RemoteKey: to.ID, Len: 64}
+		if n, err := h.victim.d.Post([]provider.WR{wr}); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	p := h.victim.d.peer(h.evilPeer)
+	until(t, "the loans are published", func() bool { return p.lend.jobs == writes }, h.victim)
+	h.p().pull.to[0].Store(uint32(provider.StatusOK))
+	h.p().pull.to[1].Store(uint32(provider.StatusPeerDown))
+	h.p().rx.answered.Store(2)
+	ended := func(c provider.Completion) bool { return c.Kind == provider.KindPeerDown }
+	until(t, "the connection ends", func() bool { return slices.ContainsFunc(h.victim.got, ended) }, h.victim)
+	ends := map[uint64]provider.Status{}
+	for _, c := range h.victim.got {
+		if c.Kind != provider.KindWrite {
+			continue
+		}
+		if _, twice := ends[c.Token]; twice {
+			t.Errorf("write %d has ended twice", c.Token)
+		}
+		ends[c.Token] = c.Status
+	}
+	want := map[uint64]provider.Status{100: provider.StatusOK, 101: provider.StatusFlushed, 102: provider.StatusFlushed}
+	if !maps.Equal(ends, want) {
+		t.Errorf("writes ended with %v, want %v", ends, want)
+	}
+	if p.writes.len() != 0 || p.lend.jobs != 0 || p.out != 0 {
+		t.Errorf("%d writes, %d loans, %d operations are left", p.writes.len(), p.lend.jobs, p.out)
+	}
+	h.wantBreach(t)
+}
+
+// A write that this side refuses keeps its owner awake until its end is delivered.
+func TestRefusedLoanIsNotForgotten(t *testing.T) {
+	l := newLoans(t, 4096)
+	l.a.post(l.wr(0, 0, 100, 1))
+	l.a.wait(provider.KindWrite, l.b) // the grant is known
+	wr := l.wr(0, 0, 100, 1)
+	wr.LocalKey += 1 << 32 // another generation
+	if !l.a.d.enqueue(&wr) {
+		t.Fatal("the queue is full")
+	}
+	p := l.a.d.peer(l.a.peer)
+	l.a.d.lendWrites(p) // and the budget is spent
+	if p.lend.jobs != 1 || !l.a.d.runnable() {
+		t.Errorf("%d loans, runnable %v, want 1 and true", p.lend.jobs, l.a.d.runnable())
 	}
 }
 

@@ -70,6 +70,7 @@ func (v *vectors) read(p *peer) (n uint64, errno unix.Errno) {
 	// safe: the kernel writes to the pieces, which gather has checked against our regions, and to found, during the call.
 	r, _, errno := unix.Syscall6(unix.SYS_PROCESS_VM_READV, uintptr(p.pull.pid),
 		uintptr(unsafe.Pointer(&v.local)), uintptr(v.nl+1), uintptr(unsafe.Pointer(&v.remote)), uintptr(v.nr+1), 0)
+	clear(v.local[:v.nl+1]) // pointers to memory that its owner may unmap
 	if errno != 0 {
 		return 0, errno
 	}
@@ -149,7 +150,7 @@ func (d *domain) pull(p *peer, cs []provider.Completion) int {
 // hot:
 func (d *domain) pullBatch(p *peer, most int) int {
 	jobs := d.gather(p, most, pullEntries)
-	if d.pulling.bytes == 0 {
+	if jobs < 0 || d.pulling.bytes == 0 {
 		return jobs
 	}
 	if n, _ := d.pulling.read(p); d.pulling.whole(p, n) {
@@ -161,6 +162,9 @@ func (d *domain) pullBatch(p *peer, most int) int {
 // pullOne reads for the first loan alone after something went wrong, to see whose fault it is.
 func (d *domain) pullOne(p *peer, most int) int {
 	jobs := d.gather(p, most, 1)
+	if jobs < 0 {
+		return jobs
+	}
 	n, errno := d.pulling.read(p)
 	if d.pulling.whole(p, n) {
 		return jobs
@@ -182,7 +186,7 @@ func (d *domain) pullOne(p *peer, most int) int {
 }
 
 // gather prepares the pieces of up to most of the oldest jobs, of which up to lent have bytes that only the system call reaches, and returns
-// their number. Those that it can copy it copies. The last one may be in part.
+// their number; -1: the connection has ended. Those that it can copy it copies. The last one may be in part.
 // hot:
 func (d *domain) gather(p *peer, most, lent int) int {
 	d.pulling.reset()
@@ -201,7 +205,11 @@ func (d *domain) gather(p *peer, most, lent int) int {
 		j.part = min(j.len-j.done, pullChunk-moved)
 		moved += j.part
 		dst = dst[j.done : j.done+j.part]
-		if m := d.source(p, j); m != nil {
+		m := d.source(p, j)
+		if p.state != stateUp { // the socket has ended, and the writer may have its sources back
+			return -1
+		}
+		if m != nil {
 			d.copySource(j, dst, m)
 			continue
 		}

@@ -13,7 +13,7 @@ import (
 // A source that has a memfd is shown to the receiver of a loan, which maps it for reading and copies from it: twice as fast as
 // process_vm_readv, which pins every page (measured: 18 against 7 GB/s), and allowed everywhere.
 
-// show sends the memfd of a local region to p, which may then only read it, and reports whether p has it or is about to.
+// show sends the memfd of a local region to p, which maps it for reading only, and reports whether p has it or is about to.
 func (d *domain) show(p *peer, key uint64) bool {
 	i := regionIndex(key) // of a key that local has found
 	r := &d.regions[i]
