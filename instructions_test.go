@@ -41,6 +41,9 @@ const (
 	// rest is for other versions of the compiler.
 	tolerance = 0.02
 
+	// socketTolerance is tolerance over tcp, where the kernel decides how often a socket is looked at in vain: 3 % apart.
+	socketTolerance = 0.06
+
 	// rounds is how often each scenario is counted. The smallest count is taken: beats and other goroutines can only add to one.
 	rounds = 20
 
@@ -86,6 +89,10 @@ func TestInstructions(t *testing.T) {
 	for i, s := range scenarios {
 		got, want := seen[i], recorded[s.name]
 		fmt.Printf("instructions: %6.0f  %s\n", got, s.name)
+		tolerance := tolerance
+		if strings.HasPrefix(s.name, "tcp") {
+			tolerance = socketTolerance
+		}
 		switch {
 		case want == 0:
 			t.Errorf("%s: %.0f instructions, none are recorded: make instructions UPDATE=1", s.name, got)
