@@ -31,7 +31,7 @@ const (
 	yieldLooks = 4
 
 	// crowdLooks is after how many looks a worker with at least as many peers as processors lets other processes run: the one that it
-	// waits for may need this processor. Barriers of four processes on two cores take a tenth of the time so. With fewer peers it would
+	// waits for may need this processor. On two cores a barrier of three processes takes a tenth of the time so, one of four a seventh. With fewer peers it would
 	// cost more than it brings: a processor that is given away does not come back at once.
 	crowdLooks = 8
 )

@@ -294,7 +294,7 @@ func (f *benchFlags) run(ctx context.Context, u *ui, of []bench.Config) error {
 			if round > 0 {
 				done = fmt.Sprintf("round %d of %d", round, rounds)
 			}
-			u.status.show("bench %s over %s, %s: %s (%d of %d)", c.Kind, c.Provider, size(c.Size), done, i+1, len(configs))
+			u.status.show("bench %s: %s (%d of %d)", rowName(c), done, i+1, len(configs))
 		})
 		if row.Ratio > 0 {
 			r.Rows = append(r.Rows, row)

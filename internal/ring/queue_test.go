@@ -6,37 +6,54 @@ import (
 	"testing"
 )
 
-func TestQueueIsFIFOAndBounded(t *testing.T) {
-	q := NewQueue[int](4)
-	for round := range 3 {
-		for i := range 4 {
-			if !q.Push(round*10 + i) {
-				t.Fatalf("push %d refused before the queue was full", i)
+// fifo is what a Queue and a Funnel have in common.
+type fifo[T any] interface {
+	Push(T) bool
+	Pop() (T, bool)
+	Empty() bool
+}
+
+func fifos[T any](size int) map[string]fifo[T] {
+	return map[string]fifo[T]{"queue": NewQueue[T](size), "funnel": NewFunnel[T](size)}
+}
+
+func TestFIFOAndBounded(t *testing.T) {
+	for name, q := range fifos[int](4) {
+		for round := range 100 {
+			for i := range 4 {
+				if !q.Push(round*10 + i) {
+					t.Fatalf("%s, round %d: push %d refused before it was full", name, round, i)
+				}
 			}
-		}
-		if q.Push(99) {
-			t.Fatal("a fifth element fitted into four cells")
-		}
-		for i := range 4 {
-			if v, ok := q.Pop(); !ok || v != round*10+i {
-				t.Fatalf("pop = %d, %v, want %d", v, ok, round*10+i)
+			if q.Push(99) {
+				t.Fatalf("%s: a fifth element fitted into four cells", name)
 			}
-		}
-		if _, ok := q.Pop(); ok || !q.Empty() {
-			t.Fatal("pop from an empty queue")
+			for i := range 4 {
+				if v, ok := q.Pop(); !ok || v != round*10+i || q.Empty() != (i == 3) {
+					t.Fatalf("%s: pop = %d, %v, want %d", name, v, ok, round*10+i)
+				}
+			}
+			if _, ok := q.Pop(); ok {
+				t.Fatalf("%s: pop when it is empty", name)
+			}
 		}
 	}
 }
 
-// Every element that producers push comes out once, and those of one producer in order for one consumer.
-func TestQueueManyProducersOneConsumer(t *testing.T) {
+// Every element that producers push comes out once, and those of one producer in order for one consumer, also when they wait for room.
+func TestManyProducersOneConsumer(t *testing.T) {
+	for name, q := range fifos[*[2]int](64) {
+		t.Run(name, func(t *testing.T) { manyProducers(t, q) })
+	}
+}
+
+func manyProducers(t *testing.T, q fifo[*[2]int]) {
 	const producers, each = 8, 20000
-	q := NewQueue[[2]int](64)
 	var wg sync.WaitGroup
 	for p := range producers {
 		wg.Go(func() {
 			for i := range each {
-				for !q.Push([2]int{p, i}) {
+				for v := (&[2]int{p, i}); !q.Push(v); {
 					runtime.Gosched()
 				}
 			}
@@ -56,6 +73,9 @@ func TestQueueManyProducersOneConsumer(t *testing.T) {
 		n++
 	}
 	wg.Wait()
+	if !q.Empty() {
+		t.Fatal("more elements than were pushed")
+	}
 }
 
 func TestQueueManyConsumers(t *testing.T) {
