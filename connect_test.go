@@ -181,8 +181,10 @@ func TestFirstMessageCanBeAnsweredAtOnce(t *testing.T) {
 			var wg sync.WaitGroup
 			wg.Go(func() { echo(b, 2) })
 			// a speaks as soon as b is up there, b as soon as a is up here: whoever is first is ahead of a handshake.
+			spoken := make(chan struct{})
 			stop := b.OnPeer(func(ev hawser.PeerEvent) {
 				if ev.Kind == hawser.PeerUp {
+					defer close(spoken)
 					if _, err := b.Send(ev.Peer, []byte("hello")); err != nil {
 						t.Error(err)
 					}
@@ -200,6 +202,7 @@ func TestFirstMessageCanBeAnsweredAtOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			wg.Wait()
+			<-spoken // an echo of an echo can be what b waited for
 			stop()
 			if t.Failed() {
 				return

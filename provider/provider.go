@@ -149,11 +149,25 @@ type Memory struct {
 
 	// Phantom is the length of a span without bytes (Bytes is nil). Only simulated networks take it.
 	Phantom uint64
+
+	// DMABuf is the memory of a device, instead of Bytes, for networks whose Caps say DMABuf.
+	DMABuf *DMABuf
+}
+
+// DMABuf is a span of a device's memory that the device's driver has exported as a dma-buf.
+type DMABuf struct {
+	FD     int    // of the dma-buf; a provider duplicates what it keeps
+	Offset uint64 // of the span in the dma-buf, bytes
+	Addr   uint64 // of the span's first byte in the device's address space
+	Len    uint64 // bytes
 }
 
 // Len is the length of the span in bytes.
 func (m Memory) Len() uint64 {
-	if m.Bytes == nil {
+	switch {
+	case m.DMABuf != nil:
+		return m.DMABuf.Len
+	case m.Bytes == nil:
 		return m.Phantom
 	}
 	return uint64(len(m.Bytes))
@@ -182,9 +196,11 @@ type Caps struct {
 	PeerCopies bool   // peers have this memory mapped and copy into it themselves, so that Close proves nothing about what they do
 	HeapMemory bool   // Memory.Bytes may be on the Go heap
 	Phantom    bool   // takes Memory.Phantom
+	DMABuf     bool   // takes Memory.DMABuf
 	PinsMemory bool   // registered memory counts against RLIMIT_MEMLOCK
 	GrantRange bool   // a grant is enforced to its range, not only to the whole memory
 	Refusals   bool   // the receiver checks and tells with KindRefused; false: the writer checks by itself and always learns of a refusal
+	AccessEnds bool   // a write that is refused may end its connection: other WRs of it are flushed, and KindPeerDown follows on both sides
 	LinkBits   uint64 // speed for placement, bits per second; 0 when unknown
 	Fabric     string // that of the Device, also when Open was given a device that Devices does not list
 

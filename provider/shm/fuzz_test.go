@@ -24,8 +24,11 @@ func FuzzPages(f *testing.F) {
 		if _, err := h.victim.d.Grant(k, h.evilPeer, 0, 4096); err != nil {
 			t.Fatal(err)
 		}
-		page := h.p().pairMem
 		for n := 0; len(data) >= 12 && n < 16; n++ {
+			if h.p() == nil || h.p().pairMem == nil {
+				break // the breach has cost the connection, and evil has unmapped its end
+			}
+			page := h.p().pairMem
 			at := int(binary.LittleEndian.Uint32(data)) % len(page)
 			binary.NativeEndian.PutUint64(page[min(at&^7, len(page)-8):], binary.LittleEndian.Uint64(data[4:]))
 			data = data[12:]

@@ -1,0 +1,64 @@
+//go:build cgo
+
+package dl
+
+/*
+#cgo LDFLAGS: -ldl
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+
+static const char *path_of(void *sym) {
+	Dl_info info;
+	return dladdr(sym, &info) ? info.dli_fname : NULL;
+}
+*/
+import "C"
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"unsafe"
+)
+
+// Load loads the first of libraries that the dynamic linker finds and fills table, a C struct of len(symbols) function pointers that
+// lies outside of the Go heap. The errors wrap provider.ErrUnavailable and carry the words of the dynamic linker.
+func Load(table unsafe.Pointer, symbols []string, libraries ...string) (*Library, error) {
+	runtime.LockOSThread() // dlerror is the thread's
+	defer runtime.UnlockOSThread()
+	var faults []string
+	for _, name := range libraries {
+		handle := open(name)
+		if handle == nil {
+			faults = append(faults, C.GoString(C.dlerror()))
+			continue
+		}
+		return fill(table, symbols, &Library{Name: name}, handle)
+	}
+	return nil, fmt.Errorf("dlopen: %w: %s", errUnavailable, strings.Join(faults, "; "))
+}
+
+func open(name string) unsafe.Pointer {
+	cname := C.CString(name)
+	defer C.free(unsafe.Pointer(cname))
+	return C.dlopen(cname, C.RTLD_NOW|C.RTLD_LOCAL)
+}
+
+func fill(table unsafe.Pointer, symbols []string, lib *Library, handle unsafe.Pointer) (*Library, error) {
+	// safe: the caller promises a C struct of as many pointers.
+	slots := unsafe.Slice((*unsafe.Pointer)(table), len(symbols))
+	for i, symbol := range symbols {
+		name := strings.TrimPrefix(symbol, string(optional))
+		cname := C.CString(name)
+		slots[i] = C.dlsym(handle, cname)
+		C.free(unsafe.Pointer(cname))
+		if slots[i] == nil && symbol == name {
+			return nil, fmt.Errorf("%s: %w: it has no %s: the library is too old or not what its name says", lib.Name, errUnavailable, name)
+		}
+		if slots[i] != nil && lib.Path == "" {
+			lib.Path = C.GoString(C.path_of(slots[i]))
+		}
+	}
+	return lib, nil
+}

@@ -1,0 +1,13 @@
+//go:build !cgo
+
+package dl
+
+import (
+	"fmt"
+	"unsafe"
+)
+
+// Load fails: a binary that was built without cgo cannot load libraries.
+func Load(_ unsafe.Pointer, _ []string, libraries ...string) (*Library, error) {
+	return nil, fmt.Errorf("%s: %w: this binary was built without cgo (CGO_ENABLED=0)", libraries[0], errUnavailable)
+}
