@@ -87,7 +87,7 @@ var beside = []string{"bench/chart", "bench/compare"}
 
 // TestLibraryHasOneForeignModule looks at everything that the library brings along, directly or not.
 func TestLibraryHasOneForeignModule(t *testing.T) {
-	top := []string{"", "bench", "internal", "kv", "mem", "provider"}
+	top := []string{"", "bench", "internal", "kv", "mem", "provider", "topo"}
 	for _, p := range goList(t, worlds[0].env, "-deps", "./...") {
 		folder, own := strings.CutPrefix(p.ImportPath, Module)
 		folder = strings.TrimPrefix(folder, "/")
@@ -118,6 +118,8 @@ func TestCheckFindsEachKindOfFault(t *testing.T) {
 		{"command may use its libraries", Package{Path: Module + "/cmd/hawser", Imports: []string{"github.com/alecthomas/kong"}}, ""},
 		{"command must not use others", Package{Path: Module + "/cmd/hawser", Imports: []string{"github.com/spf13/cobra"}}, "cobra"},
 		{"mem must not use provider", Package{Path: Module + "/mem", Imports: []string{Module + "/provider"}}, "not allowed"},
+		{"provider may use topo", Package{Path: Module + "/provider/verbs", Imports: []string{Module + "/topo"}}, ""},
+		{"topo must not use provider", Package{Path: Module + "/topo", Imports: []string{Module + "/provider"}}, "not allowed"},
 		{"unsafe where it is allowed", Package{Path: Module + "/provider/shm", Imports: []string{"unsafe"}}, ""},
 		{"unsafe elsewhere", Package{Path: Module + "/kv", Imports: []string{"unsafe"}}, "imports unsafe"},
 		{"cgo", Package{Path: Module + "/mem", Cgo: true}, "uses cgo"},

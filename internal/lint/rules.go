@@ -27,18 +27,19 @@ type rule struct {
 	others []string // foreign modules
 }
 
-// rules go from the top down: cmd, bench -> kv -> hawser -> internal -> provider, mem.
+// rules go from the top down: cmd, bench -> kv -> hawser -> internal -> provider, mem, topo.
 var rules = []rule{
-	{"cmd", []string{"", "bench", "internal", "kv", "mem", "provider"}, []string{sys, "github.com/alecthomas/kong", "github.com/jedib0t/go-pretty/v6"}},
+	{"cmd", []string{"", "bench", "internal", "kv", "mem", "provider", "topo"}, []string{sys, "github.com/alecthomas/kong", "github.com/jedib0t/go-pretty/v6"}},
 	{"bench/chart", nil, []string{"gonum.org/v1/plot"}},
 	{"bench/compare", []string{"bench"}, []string{"golang.org/x/perf"}},
 	{"bench", []string{"", "internal", "mem", "provider"}, []string{sys}},
 	{"kv", []string{"", "kv"}, nil},
 	{"examples", []string{"", "kv", "mem", "provider"}, nil},
-	{"internal", []string{"internal", "mem", "provider"}, []string{sys}},
-	{"provider", []string{"internal", "mem", "provider"}, []string{sys}},
+	{"internal", []string{"internal", "mem", "provider", "topo"}, []string{sys}},
+	{"provider", []string{"internal", "mem", "provider", "topo"}, []string{sys}},
 	{"mem", []string{"internal", "mem"}, []string{sys}},
-	{"", []string{"internal", "mem", "provider"}, []string{sys}},
+	{"topo", nil, []string{sys}},
+	{"", []string{"internal", "mem", "provider", "topo"}, []string{sys}},
 }
 
 // testLibraries are what the tests of any package may import in addition to the packages of this module.
