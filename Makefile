@@ -8,6 +8,7 @@ LDFLAGS   := -X main.revision=$(REVISION)
 TOOL      := $(GO) tool -modfile=tools/go.mod
 TESTSUM   := $(GO) run ./internal/testsum
 TESTFLAGS ?= -shuffle=on -timeout=5m
+CGO       := $(if $(filter-out 0,$(STATIC)),0,$(shell GO=$(GO) sh .ci/cgo))
 FUZZTIME  ?= 10s
 SOAKTIME  ?= 10m
 SIMRUNS   ?= 100000
@@ -16,9 +17,10 @@ SIMTIME   ?= 4m
 .PHONY: all build demo test race invariants processes sim soak siege fuzz bench lint fmt nightly golangci-lint clean versus instructions
 all: build
 
-# The binary is static: it runs on any linux, whatever its libc.
+# With a C compiler the binary can load the libraries of RDMA networks, and needs glibc. Without one, and with STATIC=1, it is static:
+# it runs on any linux, whatever its libc, without those networks. Both look names of hosts and users up in the same way, Go's own.
 build:
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/hawser ./cmd/hawser
+	CGO_ENABLED=$(CGO) $(GO) build -trimpath -tags netgo,osusergo -ldflags '$(LDFLAGS)' -o $(BIN)/hawser ./cmd/hawser
 
 # Replays a generated trace over shared memory and over TCP, with content checks.
 demo: build

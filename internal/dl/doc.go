@@ -9,12 +9,27 @@
 // built so.
 package dl
 
-import "github.com/hawser-project/hawser/provider"
+import (
+	"path/filepath"
+	"strings"
+
+	"github.com/hawser-project/hawser/provider"
+)
 
 // Library is a shared library that was loaded.
 type Library struct {
 	Name string // as it was asked for
 	Path string // the file that the dynamic linker found, empty when it does not tell
+}
+
+// Version is what the name of the library's file says beyond ".so.", such as 1.14.44.0; empty when that is not known.
+func (l *Library) Version() string {
+	file, err := filepath.EvalSymlinks(l.Path)
+	if err != nil {
+		return ""
+	}
+	_, version, _ := strings.Cut(filepath.Base(file), ".so.")
+	return version
 }
 
 // optional before a symbol's name: its pointer stays nil where the library lacks it.

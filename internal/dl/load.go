@@ -6,11 +6,12 @@ package dl
 #cgo LDFLAGS: -ldl
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <link.h>
 #include <stdlib.h>
 
-static const char *path_of(void *sym) {
-	Dl_info info;
-	return dladdr(sym, &info) ? info.dli_fname : NULL;
+static const char *path_of(void *handle) {
+	struct link_map *map;
+	return dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : NULL;
 }
 */
 import "C"
@@ -22,8 +23,11 @@ import (
 	"unsafe"
 )
 
+// Available says whether this binary was built with cgo, so that it can load libraries.
+const Available = true
+
 // Load loads the first of libraries that the dynamic linker finds and fills table, a C struct of len(symbols) function pointers that
-// lies outside of the Go heap. The errors wrap provider.ErrUnavailable and carry the words of the dynamic linker.
+// lies outside of the Go heap; nil without symbols. The errors wrap provider.ErrUnavailable and carry the words of the dynamic linker.
 func Load(table unsafe.Pointer, symbols []string, libraries ...string) (*Library, error) {
 	runtime.LockOSThread() // dlerror is the thread's
 	defer runtime.UnlockOSThread()
@@ -34,7 +38,7 @@ func Load(table unsafe.Pointer, symbols []string, libraries ...string) (*Library
 			faults = append(faults, C.GoString(C.dlerror()))
 			continue
 		}
-		return fill(table, symbols, &Library{Name: name}, handle)
+		return fill(table, symbols, &Library{Name: name, Path: C.GoString(C.path_of(handle))}, handle)
 	}
 	return nil, fmt.Errorf("dlopen: %w: %s", errUnavailable, strings.Join(faults, "; "))
 }
@@ -55,9 +59,6 @@ func fill(table unsafe.Pointer, symbols []string, lib *Library, handle unsafe.Po
 		C.free(unsafe.Pointer(cname))
 		if slots[i] == nil && symbol == name {
 			return nil, fmt.Errorf("%s: %w: it has no %s: the library is too old or not what its name says", lib.Name, errUnavailable, name)
-		}
-		if slots[i] != nil && lib.Path == "" {
-			lib.Path = C.GoString(C.path_of(slots[i]))
 		}
 	}
 	return lib, nil
