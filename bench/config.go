@@ -173,4 +173,4 @@ func (c Config) blocks() int { return int(c.Bytes / c.Size) }
 func (c Config) slots() int { return int(c.Pool / c.Size) }
 
 // local reports whether both sides must be on one host: then the yardsticks are its own means.
-func (c Config) local() bool { return c.Provider == shmName }
+func (c Config) local() bool { return c.Provider == shmName || c.Provider == ofiShmName }

@@ -12,8 +12,6 @@ import (
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/mem"
 	"github.com/hawser-project/hawser/provider"
-	"github.com/hawser-project/hawser/provider/shm"
-	"github.com/hawser-project/hawser/provider/tcp"
 )
 
 // Immediates of a run.
@@ -139,23 +137,6 @@ func (e *engine) closeLog() error {
 
 // closeTimeout bounds how long an engine of a run drains at its end.
 const closeTimeout = 5 * time.Second
-
-// Names of providers.
-const (
-	shmName = "shm"
-	tcpName = "tcp"
-)
-
-// Provider makes the provider of a name; the error lists the names.
-func Provider(name string) (provider.Provider, error) {
-	switch name {
-	case shmName:
-		return shm.New(), nil
-	case tcpName:
-		return tcp.New(), nil
-	}
-	return nil, fmt.Errorf("provider %q: %w: there are shm and tcp", name, hawser.ErrInvalid)
-}
 
 // export gives a peer the right to write to a whole region, as text.
 func export(r *hawser.Region) (string, error) {

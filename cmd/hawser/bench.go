@@ -14,14 +14,14 @@ import (
 
 // benchFlags are common to all scenarios.
 type benchFlags struct {
-	Provider []string `placeholder:"NAME" help:"Networks to measure: shm, tcp (default: shm, with --client tcp)."`
-	Rounds   int      `default:"7" help:"Samples of each side; the two sides alternate (default: ${default})."`
-	Rails    int      `default:"1" help:"Rails on each device of each side (default: ${default})."`
-	Depth    int      `placeholder:"N" help:"Operations outstanding at once (default: by size)."`
-	Poll     string   `default:"adaptive" enum:"adaptive,busy,event" help:"How the engines look for work: adaptive, busy, event (default: ${default})."`
-	Seed     uint64   `default:"1" help:"Seed of the order of the blocks (default: ${default})."`
-	Server   bool     `xor:"role" help:"Be the receiving process for clients, as hawser bench serve; what else says what to measure is the client's."`
-	Client   []string `xor:"role" placeholder:"HOST:PORT" help:"Measure to the servers at these addresses, one for each receiving process, instead of starting processes here."`
+	Provider []network `placeholder:"NAME" help:"Networks to measure: ${networks} (default: shm, with --client tcp)."`
+	Rounds   int       `default:"7" help:"Samples of each side; the two sides alternate (default: ${default})."`
+	Rails    int       `default:"1" help:"Rails on each device of each side (default: ${default})."`
+	Depth    int       `placeholder:"N" help:"Operations outstanding at once (default: by size)."`
+	Poll     string    `default:"adaptive" enum:"adaptive,busy,event" help:"How the engines look for work: adaptive, busy, event (default: ${default})."`
+	Seed     uint64    `default:"1" help:"Seed of the order of the blocks (default: ${default})."`
+	Server   bool      `xor:"role" help:"Be the receiving process for clients, as hawser bench serve; what else says what to measure is the client's."`
+	Client   []string  `xor:"role" placeholder:"HOST:PORT" help:"Measure to the servers at these addresses, one for each receiving process, instead of starting processes here."`
 
 	benchHostFlags
 }
@@ -232,24 +232,24 @@ func (f *benchFlags) configs(of []bench.Config) ([]bench.Config, error) {
 	case f.Rounds < 1:
 		return nil, usage("--rounds: %d, want 1 or more", f.Rounds)
 	case f.Provider != nil && len(f.Provider) == 0:
-		return nil, usage("--provider is empty, want shm, tcp or both")
+		return nil, usage("--provider is empty, want names of networks")
 	case f.Rails < 1:
 		return nil, usage("--rails: %d, want 1 or more", f.Rails)
 	}
 	networks := f.Provider
 	if len(networks) == 0 {
-		networks = []string{"shm"}
+		networks = []network{"shm"}
 		if len(f.Client) > 0 {
-			networks = []string{"tcp"}
+			networks = []network{"tcp"}
 		}
 	}
 	var all []bench.Config
 	for _, p := range networks {
-		if _, err := bench.Provider(p); err != nil {
-			return nil, usage("--provider: %w", err)
+		if p == "" {
+			return nil, usage("--provider: an empty name, want names of networks")
 		}
 		for _, c := range of {
-			c.Provider, c.Rounds, c.Rails, c.Depth, c.Poll, c.Seed = p, f.Rounds, f.Rails, f.Depth, f.Poll, f.Seed
+			c.Provider, c.Rounds, c.Rails, c.Depth, c.Poll, c.Seed = string(p), f.Rounds, f.Rails, f.Depth, f.Poll, f.Seed
 			switch n := len(f.Client); {
 			case n == 0:
 			case c.Peers == 0:
@@ -273,6 +273,11 @@ func (f *benchFlags) run(ctx context.Context, u *ui, of []bench.Config) error {
 	configs, err := f.configs(of)
 	if err != nil {
 		return err
+	}
+	for _, c := range configs {
+		if _, err := network(c.Provider).open(ctx); err != nil {
+			return err
+		}
 	}
 	h, err := f.host()
 	if err != nil {

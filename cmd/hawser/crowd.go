@@ -12,7 +12,7 @@ import (
 
 type (
 	benchCrowdCmd struct {
-		Provider []string      `default:"shm,tcp" placeholder:"NAME" enum:"shm,tcp" help:"Networks to measure: shm, tcp (default: ${default})."`
+		Provider []network     `default:"shm,tcp" placeholder:"NAME" help:"Networks to measure: ${networks} (default: ${default})."`
 		Peers    int           `default:"1000" help:"Engines that are connected to the one that is measured (default: ${default})."`
 		Rest     time.Duration `default:"21s" help:"How long they are watched when all are up (default: ${default})."`
 	}
@@ -37,12 +37,15 @@ type crowdReport struct {
 func (c *benchCrowdCmd) Run(ctx context.Context, u *ui) error {
 	var configs []bench.CrowdConfig
 	for _, p := range c.Provider {
-		config := bench.CrowdConfig{Provider: p, Peers: c.Peers, Rest: c.Rest}
+		config := bench.CrowdConfig{Provider: string(p), Peers: c.Peers, Rest: c.Rest}
 		if c.Peers < 1 {
 			return usage("--peers: %d, want 1 or more", c.Peers)
 		}
 		if err := config.Fault(); err != nil {
 			return &usageError{err}
+		}
+		if _, err := p.open(ctx); err != nil {
+			return err
 		}
 		configs = append(configs, config)
 	}

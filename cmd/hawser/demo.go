@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/hawser-project/hawser/kv/simllm"
 )
 
 type demoCmd struct {
-	Requests int `default:"32" help:"Requests per network, at least 2 (default: ${default})."`
+	Requests int       `default:"32" help:"Requests per network, at least 2 (default: ${default})."`
+	Provider []network `default:"shm,tcp" placeholder:"NAME" help:"Networks: ${networks} (default: ${default})."`
 }
 
 type demoResult struct {
@@ -25,7 +27,7 @@ const demoPool = 512 << 20
 // demoSpeed replays the seconds between two conversations in a fraction of them.
 const demoSpeed = 6
 
-// Run replays over every built-in network and prints one verdict.
+// Run replays over every network that is asked for and prints one verdict.
 func (c *demoCmd) Run(ctx context.Context, u *ui) error {
 	if c.Requests < 2 { // one is cancelled
 		return usage("--requests: %d, want 2 or more", c.Requests)
@@ -35,23 +37,23 @@ func (c *demoCmd) Run(ctx context.Context, u *ui) error {
 	var faults []error
 	u.printf("Two processes: a prefiller that computes %d prompts of a generated trace and sends their KV pages, layer by layer, and a\n"+
 		"decoder that checks every byte. One request is cancelled under way.\n", c.Requests)
-	for _, network := range []string{"shm", "tcp"} {
+	for _, name := range c.Provider {
 		replay := replayCmd{
-			kvFlags:     kvFlags{Geometry: "mini", Scale: 1, Provider: network, Pool: demoPool},
+			kvFlags:     kvFlags{Geometry: "mini", Scale: 1, Provider: name, Pool: demoPool},
 			decodeFlags: decodeFlags{Requests: c.Requests, CancelN: 1, Seed: 1, Speed: demoSpeed, TokenTime: simllm.DefaultTokenTime, Verify: simllm.VerifyAll},
 			Rails:       railPair{1, 1},
 		}
 		r, err := replay.replay(ctx, u)
 		if err != nil {
-			return fmt.Errorf("demo over %s: %w", network, err)
+			return fmt.Errorf("demo over %s: %w", name, err)
 		}
 		d.Replays = append(d.Replays, r)
-		printReport(u, "over "+network, r)
+		printReport(u, "over "+string(name), r)
 		if err := r.verdict(); err != nil {
-			faults = append(faults, fmt.Errorf("over %s: %w", network, err))
+			faults = append(faults, fmt.Errorf("over %s: %w", name, err))
 		}
 		if r.Cancelled != 1 {
-			faults = append(faults, fmt.Errorf("over %s: %d requests were cancelled, want 1", network, r.Cancelled))
+			faults = append(faults, fmt.Errorf("over %s: %d requests were cancelled, want 1", name, r.Cancelled))
 		}
 	}
 	d.Seconds, d.OK = time.Since(began).Seconds(), len(faults) == 0
@@ -63,10 +65,12 @@ func (c *demoCmd) Run(ctx context.Context, u *ui) error {
 
 func (d *demoResult) summary() string {
 	verified, cancelled, bytes := 0, 0, uint64(0)
+	var networks []string
 	for _, r := range d.Replays {
 		verified += r.VerifiedRequests
 		cancelled += r.Cancelled
 		bytes += r.Bytes
+		networks = append(networks, r.Provider)
 	}
-	return fmt.Sprintf("ok: %d requests verified, %d cancelled, %.1f GB moved over shm and tcp, 0 bytes wrong, 0 pages lost", verified, cancelled, float64(bytes)/1e9)
+	return fmt.Sprintf("ok: %d requests verified, %d cancelled, %.1f GB moved over %s, 0 bytes wrong, 0 pages lost", verified, cancelled, float64(bytes)/1e9, strings.Join(networks, " and "))
 }

@@ -1,11 +1,58 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"strconv"
 	"strings"
+
+	"github.com/hawser-project/hawser"
+	"github.com/hawser-project/hawser/bench"
+	"github.com/hawser-project/hawser/provider"
 )
+
+// network is the name of a provider that this program has; empty means the best that works.
+type network string
+
+// UnmarshalText checks that there is such a provider, not that it can be used here.
+func (n *network) UnmarshalText(b []byte) error {
+	*n = network(b)
+	if *n == "" {
+		return nil
+	}
+	_, err := bench.Provider(string(*n))
+	return err
+}
+
+// open makes the provider of a name, the first that works for none. The error says why it cannot be used here.
+func (n network) open(ctx context.Context) (provider.Provider, error) {
+	if n != "" {
+		p, err := bench.Provider(string(n))
+		if err != nil {
+			return nil, usage("--provider: %w", err)
+		}
+		if err := usable(ctx, p); err != nil {
+			return nil, fmt.Errorf("--provider %s: %w: hawser doctor says more", n, err)
+		}
+		return p, nil
+	}
+	for _, p := range builtin() {
+		if usable(ctx, p) == nil {
+			return p, nil
+		}
+	}
+	return nil, fmt.Errorf("no network can be used here: hawser doctor says why: %w", hawser.ErrUnavailable)
+}
+
+// usable says why a provider cannot be used here, nil if it can.
+func usable(ctx context.Context, p provider.Provider) error {
+	devices, err := p.Devices(ctx)
+	if err == nil && len(devices) == 0 {
+		return fmt.Errorf("%w: no device", hawser.ErrUnavailable)
+	}
+	return err
+}
 
 // size is a number of bytes: "4096", "64KiB", "1.5 GiB", "2GB".
 type size uint64

@@ -13,7 +13,7 @@ import (
 type kvFlags struct {
 	Geometry string  `default:"mini" placeholder:"NAME" help:"Shape of the KV cache: mini, qwen3-8b, qwen3-235b-tp4 (default: ${default})."`
 	Scale    float64 `default:"1" help:"Keep this share of the layers, at least one (default: ${default})."`
-	Provider string  `placeholder:"NAME" help:"Network: shm or tcp (default: the best that works)."`
+	Provider network `placeholder:"NAME" help:"Network: ${networks} (default: the best that works)."`
 	Pool     size    `default:"1GiB" help:"KV memory of a process (default: ${default})."`
 	Log      string  `placeholder:"FILE" help:"Append what the engine says, and why requests fail, to FILE."`
 }
@@ -36,7 +36,7 @@ func (f *kvFlags) shape() (kv.Geometry, error) {
 // args passes the flags on to a child.
 func (f *kvFlags) args() []string {
 	return []string{
-		"--geometry", f.Geometry, "--scale", strconv.FormatFloat(f.Scale, 'g', -1, 64), "--provider", f.Provider,
+		"--geometry", f.Geometry, "--scale", strconv.FormatFloat(f.Scale, 'g', -1, 64), "--provider", string(f.Provider),
 		"--pool", f.Pool.arg(), "--log", f.Log,
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/hawser-project/hawser/bench"
 )
 
 // Exit codes.
@@ -24,7 +26,7 @@ const (
 type cli struct {
 	JSON string `name:"json" placeholder:"FILE|-" help:"Write the result as JSON to FILE; '-' is standard output, and then nothing else is written there."`
 
-	Demo demoCmd `cmd:"" help:"Replay a generated trace between two processes, over shared memory and over TCP, and check every byte."`
+	Demo demoCmd `cmd:"" help:"Replay a generated trace between two processes, over several networks, and check every byte."`
 	KV   struct {
 		Replay  replayCmd  `cmd:"" help:"Start a prefiller and a decoder and replay a trace of requests between them."`
 		Prefill prefillCmd `cmd:"" help:"Serve as a prefiller: print an address, then compute and send KV pages until interrupted."`
@@ -71,7 +73,7 @@ func run(args []string, stdout, stderr *os.File) (code int) {
 		kong.Description("Moves bytes between the machines of LLM systems, point to point."),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: false}),
 		kong.Writers(stdout, stderr),
-		kong.Vars{"requests": fmt.Sprint(generatedRequests)},
+		kong.Vars{"requests": fmt.Sprint(generatedRequests), "networks": bench.NetworkNames()},
 		kong.Exit(func(code int) { panic(helpShown{code}) }),
 	)
 	if err != nil {

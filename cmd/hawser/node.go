@@ -4,14 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"time"
 
 	"github.com/hawser-project/hawser"
-	"github.com/hawser-project/hawser/bench"
 	"github.com/hawser-project/hawser/provider"
 )
 
@@ -39,8 +37,8 @@ travels is not encrypted.`
 const maxKeyFile = 4096
 
 // options turns the flags into those of an engine, but for its log.
-func (h *hostFlags) options(ctx context.Context, name, network string) (o hawser.Options, err error) {
-	o = hawser.Options{Name: name, Listen: h.Listen, Advertise: h.Advertise, Require: network}
+func (h *hostFlags) options(ctx context.Context, name string, want network) (o hawser.Options, err error) {
+	o = hawser.Options{Name: name, Listen: h.Listen, Advertise: h.Advertise, Require: string(want)}
 	if o.ClusterKey, err = h.key(); err != nil {
 		return o, err
 	}
@@ -49,9 +47,9 @@ func (h *hostFlags) options(ctx context.Context, name, network string) (o hawser
 	}
 	devices := h.Device
 	switch {
-	case len(devices) > 0 && network == "":
+	case len(devices) > 0 && want == "":
 		return o, usage("--device needs --provider")
-	case len(devices) == 0 && network == "" && h.Rails == 1:
+	case len(devices) == 0 && want == "" && h.Rails == 1:
 		return o, nil
 	case len(devices) == 0:
 		devices = []string{""} // the first
@@ -59,7 +57,7 @@ func (h *hostFlags) options(ctx context.Context, name, network string) (o hawser
 	if n := h.Rails * len(devices); h.Rails < 1 || n > maxRails {
 		return o, usage("--rails: %d on each of %d devices, want 1 .. %d in all", h.Rails, len(devices), maxRails)
 	}
-	p, err := pick(ctx, network)
+	p, err := want.open(ctx)
 	if err != nil {
 		return o, err
 	}
@@ -92,23 +90,6 @@ func loopback(listen string) bool {
 	host, _, err := net.SplitHostPort(listen)
 	ip := net.ParseIP(host)
 	return err != nil || host == "localhost" || ip != nil && ip.IsLoopback()
-}
-
-// pick is the provider of a name, the first that works for none.
-func pick(ctx context.Context, name string) (provider.Provider, error) {
-	if name != "" {
-		p, err := bench.Provider(name)
-		if err != nil {
-			return nil, usage("--provider: %w", err)
-		}
-		return p, nil
-	}
-	for _, p := range builtin() {
-		if devices, err := p.Devices(ctx); err == nil && len(devices) > 0 {
-			return p, nil
-		}
-	}
-	return nil, fmt.Errorf("no network can be used here: hawser topo says why: %w", hawser.ErrUnavailable)
 }
 
 // node is the engine of a process and its log.

@@ -67,7 +67,7 @@ func (c *replayCmd) checkAll(ctx context.Context) error {
 	if _, err := c.layer(); err != nil {
 		return err
 	}
-	if _, err := pick(ctx, c.Provider); err != nil {
+	if _, err := c.Provider.open(ctx); err != nil {
 		return err
 	}
 	g, err := c.shape()

@@ -42,7 +42,7 @@ const (
 
 func newReport(r decoded, f *kvFlags, rails string) *replayReport {
 	return &replayReport{
-		decoded: r, Provider: f.Provider, Rails: rails, Scale: f.Scale,
+		decoded: r, Provider: string(f.Provider), Rails: rails, Scale: f.Scale,
 		Machine: bench.ThisMachine(), Revision: thisVersion().Revision, Command: os.Args,
 	}
 }
