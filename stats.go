@@ -63,6 +63,7 @@ type Traffic struct {
 	RxRefused                      uint64 // writes with immediates that were refused here, where the network tells
 	Resent                         uint64 // writes and messages that went down with a connection and were sent again
 	Losses                         uint64 // connections that failed while they were in service
+	Denials                        uint64 // connections that a refused write has ended, of either side, on networks where it does (provider.Caps.AccessEnds)
 }
 
 // RailStats describes an open rail, and what went over it since it was opened.

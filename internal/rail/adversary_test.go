@@ -42,6 +42,7 @@ type story struct {
 	without guard
 	ordered bool
 	crowded bool // many operations have immediates of one class
+	ends    bool // a refused write ends its connection
 }
 
 // rest lets everything happen that can, without a choice.

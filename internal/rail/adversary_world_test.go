@@ -259,11 +259,12 @@ func newAdversary(s story) (*adversaryWorld, error) {
 	w := &adversaryWorld{story: s, rng: rand.New(rand.NewPCG(s.seed, 99))}
 	w.ordered = w.rng.IntN(2) == 0
 	w.crowded = w.rng.IntN(3) == 0
+	w.ends = w.rng.IntN(3) == 0
 	nics := make([]sim.NIC, max(s.rails[0], s.rails[1]))
 	for i := range nics {
 		nics[i] = sim.NIC{
 			MTU: 600, PeerDepth: 4 + w.rng.IntN(12), RecvDepth: 8, Latency: time.Microsecond, Jitter: 3 * time.Microsecond,
-			LinkBits: 1e9 << w.rng.IntN(8), Ordered: w.ordered,
+			LinkBits: 1e9 << w.rng.IntN(8), Ordered: w.ordered, AccessEnds: w.ends,
 		}
 		if w.rng.IntN(2) == 0 {
 			nics[i].MaxMsg = 300 + w.rng.Uint64N(1000) // long parts go in fragments
@@ -361,8 +362,31 @@ func (w *adversaryWorld) value(id int) uint32 {
 	return v
 }
 
+// maxBads is how many jobs of a run are refused at most: where each costs a connection, more would cost the session.
+const maxBads = maxStrikes / (denialStrikes + 1)
+
+// planBad makes a job that writes where it may not, by all it does or by one of its pages.
+func (w *adversaryWorld) planBad(j *job, base uint64) {
+	j.bad, j.HasImm, j.SrcOff, j.DstOff, j.Len = true, true, base, base, 100
+	beyond := uint64(w.ops * cellLen)
+	if w.rng.IntN(2) == 0 {
+		j.Kind, j.Parts, j.DstOff = Write, 1, beyond+base
+		return
+	}
+	j.Kind, j.SrcStride, j.DstStride, j.Parts = Pages, 300, 300, 8
+	for i := range uint32(j.Parts) {
+		j.SrcIdx, j.DstIdx = append(j.SrcIdx, i), append(j.DstIdx, i)
+		j.bytes = append(j.bytes, span{base + uint64(i)*300, base + uint64(i)*300 + j.Len})
+	}
+	i := w.rng.IntN(j.Parts)
+	j.DstIdx[i] = uint32(beyond / 300)
+	j.bytes = slices.Delete(j.bytes, i, i+1)
+	j.count = uint64(j.Parts) // never reached, so the receiver never takes the memory: it does not know which of them have come
+}
+
 // plan makes the jobs.
 func (w *adversaryWorld) plan() {
+	bads := 0
 	for id := range w.ops {
 		from := w.rng.IntN(w.hosts)
 		to := (from + 1 + w.rng.IntN(w.hosts-1)) % w.hosts
@@ -373,10 +397,14 @@ func (w *adversaryWorld) plan() {
 		j.Peer = h.peers[to]
 		j.Rail = w.rng.IntN(2) * w.rng.IntN(w.rails[min(from, 1)]+1)
 		j.Op.Imm = w.value(id)
-		switch w.rng.IntN(8) {
+		kind := w.rng.IntN(8)
+		if kind == 7 && bads == maxBads {
+			kind = 2
+		}
+		switch kind {
 		case 7: // outside of what the receiver allows
-			j.Kind, j.Len, j.HasImm, j.Parts, j.bad = Write, 100, true, 1, true
-			j.SrcOff, j.DstOff = base, uint64(w.ops*cellLen)+base
+			bads++
+			w.planBad(j, base)
 		case 0:
 			j.Kind, j.HasImm, j.count = Signal, true, 1
 			if w.rng.IntN(4) == 0 && id > 0 {

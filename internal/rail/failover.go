@@ -47,14 +47,32 @@ func (g *Group) lose(l *link, why string) {
 	if was == ready {
 		p.ready--
 		l.counts.Losses++
+		g.strike(l, 1)
 	}
 	g.reclass(p)
+	if p.ready == 0 {
+		g.due = append(g.due, p.links...) // those that stand by need not wait for a tick
+	}
 	g.sink.Link(p, l.index, false, why)
 	if g.without&guardFence != 0 {
 		g.report(l)
 	}
 	if !l.fencing {
 		g.fenceLink(l)
+	}
+}
+
+// A link of which this side loses one connection after the other costs the session: whoever begins connections keeps pauses in between, so an
+// honest peer never gets there, and one that writes where it may not, on a network where that ends the connection, gets there soon.
+const (
+	maxStrikes    = 64
+	denialStrikes = 8 // for a write of the other side that was refused, beside the 1 for the connection that it has ended
+)
+
+// strike notes what the other side has cost us. One is forgiven each time that the link has been in service for a while.
+func (g *Group) strike(l *link, n int) {
+	if l.strikes += n; l.strikes > maxStrikes {
+		g.sink.GiveUp(l.peer, fmt.Sprintf("too many connections of link %d were lost, %d of them by writes that were refused", l.index, l.counts.Denials), true)
 	}
 }
 

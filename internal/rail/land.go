@@ -87,12 +87,27 @@ func (g *Group) land(r *railState, i uint32, st provider.Status) {
 		op.frags--
 	}
 	g.free(r, i)
+	if st == provider.StatusAccess && r.caps.AccessEnds {
+		g.denied(l, op)
+	}
 	if invariants.Enabled && (op.inflight <= 0 || op.frags < 0 || l.outstanding < 0 || l.peer.sends < 0) {
 		invariants.Broken("negative count: op %+v, link %+v", op, l)
 	}
 	g.concluded(l, op, st)
 	if l.state == lost && l.outstanding == 0 {
 		g.settle(l)
+	}
+}
+
+// denied deals with a write of ours whose refusal ends its connection. Operations check their bounds before they are placed, so the owner
+// has taken the memory back without our knowing: whoever tried again would cost all that share the next connection that one, too.
+func (g *Group) denied(l *link, op *Op) {
+	if !l.denied {
+		l.denied = true
+		l.counts.Denials++
+	}
+	if r := op.Dst; r != nil {
+		g.CloseRemote(r)
 	}
 }
 

@@ -50,6 +50,7 @@ type Counts struct {
 	RxRefused                      uint64 // writes with immediates that were outside of what the peer may write
 	Resent                         uint64 // WRs that went down with a connection and were placed again
 	Losses                         uint64 // connections that failed
+	Denials                        uint64 // connections that a refused write has ended, on networks where it does; see provider.Caps.AccessEnds
 }
 
 // Add adds d to c.
@@ -64,6 +65,7 @@ func (c *Counts) Add(d Counts) {
 	c.RxRefused += d.RxRefused
 	c.Resent += d.Resent
 	c.Losses += d.Losses
+	c.Denials += d.Denials
 }
 
 // LinkInfo describes a link. See Group.Links.
@@ -111,6 +113,7 @@ type link struct {
 	conn               // of this epoch
 
 	tries   int    // connections in a row that failed
+	strikes int    // what the other side has cost us; see strike
 	since   uint64 // tick of the last change of state
 	retryAt uint64 // tick
 	seen    uint64 // landed at the last look for a stall
@@ -134,6 +137,7 @@ type conn struct {
 	rxBucket   [wire.LinkBuckets]uint32
 
 	lost     []flight         // WRs that ended without an answer
+	denied   bool             // a write of ours was refused, which ends the connection
 	reported bool             // our report has been sent
 	proved   bool             // nothing of the other side can land any more
 	report   *wire.LinkNotice // of the other side
@@ -380,8 +384,12 @@ func (g *Group) linkDown(l *link, why provider.Status) {
 		g.sink.Link(p, l.index, false, why.String())
 		return
 	}
-	if why == provider.StatusProtocol {
+	switch {
+	case why == provider.StatusProtocol:
 		g.sink.GiveUp(p, "that of the network", true)
+	case why == provider.StatusAccess && l.rail.caps.AccessEnds:
+		l.counts.Denials++
+		g.strike(l, denialStrikes)
 	}
 	g.lose(l, why.String())
 }

@@ -89,6 +89,9 @@ func (g *Group) tick(l *link) {
 		if age == steady {
 			l.tries = 0
 		}
+		if age > 0 && age%steady == 0 {
+			l.strikes = max(0, l.strikes-1)
+		}
 		if l.landed != l.seen || l.outstanding == l.sends {
 			l.seen, l.stalled = l.landed, 0
 		} else if l.stalled++; g.StallTicks > 0 && l.stalled > g.StallTicks {

@@ -114,7 +114,8 @@ func (d *domain) Caps() provider.Caps {
 	n := d.nic
 	return provider.Caps{
 		MaxMsg: n.MaxMsg, MaxSend: provider.MinMaxSend, PeerDepth: n.PeerDepth, RecvDepth: n.RecvDepth,
-		CrossHost: true, Ordered: n.Ordered, HeapMemory: true, Phantom: true, GrantRange: true, Refusals: true, LinkBits: n.LinkBits, Fabric: d.f.label,
+		CrossHost: true, Ordered: n.Ordered, HeapMemory: true, Phantom: true, GrantRange: true, Refusals: !n.AccessEnds, AccessEnds: n.AccessEnds,
+		LinkBits: n.LinkBits, Fabric: d.f.label,
 		DrainBound: d.f.cfg.RetryTimeout + drainSlack,
 	}
 }

@@ -146,6 +146,9 @@ func (d *domain) Revoke(k provider.Key, p provider.Peer) error {
 	if d.dead != nil {
 		return d.dead
 	}
+	if d.nic.AccessEnds {
+		return d.fail("revoke", provider.ErrUnsupported, "keys end with their connection or registration only")
+	}
 	r, err := d.registered(k)
 	if err != nil {
 		return d.fail("revoke", err, "key %#x", k.ID)

@@ -15,6 +15,10 @@ type NIC struct {
 	RecvDepth int           // default 512
 	Ordered   bool          // one connection's fragments take effect in the order of posting, as with RC queue pairs; Caps.Ordered
 
+	// AccessEnds: a write that is refused ends its connection, of which the writer alone learns why, as with RC queue pairs;
+	// Caps.AccessEnds. Such a NIC tells of no refusal (Caps.Refusals) and cannot revoke.
+	AccessEnds bool
+
 	// PostCost is the time of the owner for each WR, DoorbellCost the addition for each run of WRs to one peer in a Post. One owner is
 	// whoever opens domains with one Bell, so its domains wait for each other. Default 0.
 	PostCost, DoorbellCost time.Duration

@@ -110,6 +110,10 @@ func (f *Fabric) arrive(o *op, frag uint32) {
 		dst, ok := to.remote(&o.wr)
 		if !ok {
 			o.status = provider.StatusAccess
+			if to.d.nic.AccessEnds {
+				f.down(to, provider.StatusAccess)
+				return
+			}
 		}
 		if o.status == provider.StatusOK {
 			copySpan(dst, o.src, o.chunk*uint64(frag), o.bytes(frag))
