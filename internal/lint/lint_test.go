@@ -58,7 +58,7 @@ var worlds = []struct {
 }{
 	{"amd64 cgo", []string{"GOOS=linux", "GOARCH=amd64", "CGO_ENABLED=1"}, ""},
 	{"arm64", []string{"GOOS=linux", "GOARCH=arm64", "CGO_ENABLED=0"}, ""},
-	{"tags", []string{"GOOS=linux", "GOARCH=amd64", "CGO_ENABLED=1"}, "invariants,processes,soak"},
+	{"tags", []string{"GOOS=linux", "GOARCH=amd64", "CGO_ENABLED=1"}, "invariants,processes,soak,vm"},
 }
 
 func TestImportsFollowTheRules(t *testing.T) {
