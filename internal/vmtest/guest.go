@@ -96,45 +96,56 @@ func serveJobs(in io.Reader, out *frames, h hello) error {
 	if err := out.sendJSON(frameHello, h); err != nil {
 		return err
 	}
-	a := &agentState{in: make(chan frame), out: out, env: h.Env}
-	broken := make(chan error, 1)
-	go func() { broken <- a.read(in) }() // ends with the port, and the VM with it
+	a := &agentState{in: make(chan frame), broken: make(chan struct{}), out: out, env: h.Env}
+	go a.read(in) // ends with the port, and the VM with it
 	for n := 0; ; n++ {
-		select {
-		case err := <-broken:
+		f, err := a.next()
+		if err != nil {
 			return err
-		case f := <-a.in:
-			if f.kind != frameRun {
-				continue // a signal for a program that has ended
-			}
-			if err := a.job(n, f.body); err != nil {
-				return err
-			}
+		}
+		if f.kind != frameRun {
+			continue // a signal for a program that has ended
+		}
+		if err := a.job(n, f.body); err != nil {
+			return err
 		}
 	}
 }
 
 // agentState is the agent's, but for in, which its reader fills.
 type agentState struct {
-	in  chan frame
-	out *frames
-	env []string // for programs
+	in     chan frame
+	broken chan struct{} // closed when nothing comes any more; err is set before
+	err    error
+	out    *frames
+	env    []string // for programs
+}
+
+func (a *agentState) read(port io.Reader) {
+	in := bufio.NewReaderSize(port, 64<<10)
+	for {
+		k, body, err := readFrame(in)
+		if err != nil {
+			a.err = err
+			close(a.broken)
+			return
+		}
+		a.in <- frame{k, body}
+	}
+}
+
+func (a *agentState) next() (frame, error) {
+	select {
+	case f := <-a.in:
+		return f, nil
+	case <-a.broken:
+		return frame{}, a.err
+	}
 }
 
 type frame struct {
 	kind kind
 	body []byte
-}
-
-func (a *agentState) read(port io.Reader) error {
-	in := bufio.NewReaderSize(port, 64<<10)
-	for {
-		k, body, err := readFrame(in)
-		if err != nil {
-			return err
-		}
-		a.in <- frame{k, body}
-	}
 }
 
 func (a *agentState) job(n int, body []byte) error {
@@ -190,7 +201,11 @@ func (a *agentState) receive(dir string, j job) (string, error) {
 		return "", err
 	}
 	for got := int64(0); got < j.Size; {
-		f := <-a.in
+		f, err := a.next()
+		if err != nil {
+			file.Close()
+			return "", err
+		}
 		if f.kind != frameFile {
 			file.Close()
 			return "", fmt.Errorf("program of a job: frame %q after %d of %d bytes", f.kind, got, j.Size)
@@ -230,6 +245,9 @@ func (a *agentState) run(j job) outcome {
 			if f.kind == frameSignal && len(f.body) == 1 {
 				_ = syscall.Kill(group, signalOf(f.body[0])) // it may have ended
 			}
+		case <-a.broken:
+			_ = syscall.Kill(group, syscall.SIGKILL) // as above
+			return outcome{Code: exitDied, Err: errText(errors.Join(a.err, <-ended))}
 		case err := <-ended:
 			_ = syscall.Kill(group, syscall.SIGKILL) // what it left behind
 			if errors.Is(err, exec.ErrWaitDelay) {
