@@ -14,7 +14,7 @@ SOAKTIME  ?= 10m
 SIMRUNS   ?= 100000
 SIMTIME   ?= 4m
 
-.PHONY: all build demo test test-verbs race invariants processes sim soak siege fuzz bench lint fmt nightly golangci-lint clean versus instructions
+.PHONY: all build demo test test-verbs vmtest race invariants processes sim soak siege fuzz bench lint fmt nightly golangci-lint clean versus instructions
 all: build
 
 # With a C compiler the binary can load the libraries of RDMA networks, and needs glibc. Without one, and with STATIC=1, it is static:
@@ -33,6 +33,10 @@ test:
 # The verbs provider and engines over it, in virtual machines with soft-RoCE devices (installs qemu by apt when root).
 test-verbs:
 	@bash .ci/verbs
+
+# The runner of these machines, for one package: go test -tags vm -exec "$PWD/.cache/vmtest exec" ./internal/roce.
+vmtest:
+	CGO_ENABLED=0 $(GO) build -o .cache/vmtest ./internal/vmtest
 
 race:
 	@sh .ci/race $(TESTFLAGS) -timeout=10m
