@@ -43,6 +43,16 @@
 //   - Where Caps.Refusals is true each refused write with an immediate is delivered as KindRefused under the same rules. Where it is
 //     false the writer knows: it completes such a write as StatusAccess, and never as StatusFlushed once a later one was delivered.
 //
+// # Refusals
+//
+// A write outside of what was granted, under a key that has ended, or of another peer's, ends as StatusAccess and changes no byte; its immediate, if it
+// has one, is not delivered. The connection goes on, and so does every other one.
+//
+// Where Caps.AccessEnds is true the connection of such a write may end, and no other. The first write that is refused ends as StatusAccess; everything
+// else of the connection that was outstanding, other refused writes among it, ends as it would have or as StatusFlushed, in both directions.
+// Then KindPeerDown comes on both sides, at the writer with StatusAccess, at the receiver with StatusAccess or, where its network does not say
+// why, StatusPeerDown. Counting holds as for any other end, and a new connection of the two may be made at once.
+//
 // # Order
 //
 // On a network whose Caps say Ordered, the KindImm and KindRefused of one peer come in the order of posting, and so do its KindRecv;

@@ -46,7 +46,8 @@ const (
 	KindPeerUp
 	// KindPeerDown: the connection is gone. Status says why: StatusFlushed after Disconnect or Fence,
 	// StatusPeerDown after the other side closed or died, StatusRefused when Connect failed, StatusProtocol when
-	// the peer broke the protocol, StatusAccess when Revoke met a payload that had arrived in part.
+	// the peer broke the protocol, StatusAccess when Revoke met a payload that had arrived in part, or when a write that was refused
+	// ended the connection (Caps.AccessEnds).
 	KindPeerDown
 	// KindFenced: the outcome of Fence, StatusOK or StatusUnfenced.
 	KindFenced

@@ -16,12 +16,31 @@ func badAccessIsRefused(w *world) {
 	l, other := w.lane(a, b, size), w.lane(c, b, size)
 	l.src = w.region(a, 4*size, 0) // longer than the destination
 	w.fill(l.src.b)
-	k := l.key
-	cases := []struct {
-		name     string
-		id, addr uint64
-		n        uint64
-	}{
+	for i := range badWrites(l.key, size) {
+		tc := badWrites(l.key, size)[i] // a refusal may bring a new key
+		if k := l.key; tc.id == k.ID && tc.addr-k.Base <= size && tc.n <= size-(tc.addr-k.Base) {
+			continue // a Base for which this case is a good write
+		}
+		for _, op := range []provider.Op{provider.OpWrite, provider.OpWriteImm} {
+			l.badBetweenGood(badWrites(l.key, size)[i], op)
+			other.works()
+		}
+	}
+	l.works()
+	if s := c.peer(other.peer); s.down {
+		w.Fatal("writes that were refused ended the connection of another peer")
+	}
+}
+
+// badWrite is a write that the receiver of memory under a key must refuse.
+type badWrite struct {
+	name     string
+	id, addr uint64
+	n        uint64
+}
+
+func badWrites(k provider.Key, size uint64) []badWrite {
+	return []badWrite{
 		{name: "key 0", id: 0, addr: k.Base, n: 8},
 		{name: "largest key", id: math.MaxUint64, addr: k.Base, n: 8},
 		{name: "next key", id: k.ID + 1, addr: k.Base, n: 8},
@@ -38,37 +57,44 @@ func badAccessIsRefused(w *world) {
 		{name: "end wraps to the start", id: k.ID, addr: k.Base - size, n: size},
 		{name: "end wraps past the start", id: k.ID, addr: k.Base - 8, n: 2 * size},
 	}
-	for _, tc := range cases {
-		if tc.id == k.ID && tc.addr-k.Base <= size && tc.n <= size-(tc.addr-k.Base) {
-			continue // a Base for which this case is a good write
+}
+
+// badBetweenGood posts a bad write between two good ones.
+func (l *lane) badBetweenGood(tc badWrite, op provider.Op) {
+	w, a, b := l.w, l.from, l.to
+	w.Helper()
+	w.fill(l.dst.b)
+	want := bytes.Clone(l.dst.b)
+	before := len(b.imms)
+	good := l.write(0, 0, 64)
+	bad := l.write(0, 0, int(tc.n))
+	bad.Op, bad.Imm, bad.RemoteKey, bad.RemoteAddr = op, 0xBAD, tc.id, tc.addr
+	last := l.writeImm(64, 64, 64, 0x600D)
+	toks := a.post(good, bad, last)
+	a.finish(toks...)
+	if st := a.done[toks[1]]; st != provider.StatusAccess {
+		w.Fatalf("%v with %s ended with status %v, want access", op, tc.name, st)
+	}
+	if a.done[toks[2]] == provider.StatusOK {
+		w.until("the good immediate arrives ("+tc.name+")", func() bool { return len(b.imms) > before })
+	}
+	ended := l.refused(toks[1:2])
+	l.goodBeside(ended, toks[0], toks[2])
+	for i, tok := range []uint64{toks[0], toks[2]} {
+		part := l.dst.b[i*64:][:64]
+		if a.done[tok] == provider.StatusOK {
+			part = l.src.b[i*64:][:64]
 		}
-		for _, op := range []provider.Op{provider.OpWrite, provider.OpWriteImm} {
-			w.fill(l.dst.b)
-			want := bytes.Clone(l.dst.b)
-			before := len(b.imms)
-			good := l.write(0, 0, 64)
-			bad := l.write(0, 0, int(tc.n))
-			bad.Op, bad.Imm, bad.RemoteKey, bad.RemoteAddr = op, 0xBAD, tc.id, tc.addr
-			last := l.writeImm(64, 64, 64, 0x600D)
-			toks := a.post(good, bad, last)
-			w.until("good and bad writes complete ("+tc.name+")", func() bool { return a.isDone(toks...) && len(b.imms) > before })
-			if st := a.done[toks[1]]; st != provider.StatusAccess {
-				w.Fatalf("%v with %s ended with status %v, want access", op, tc.name, st)
-			}
-			a.wantStatus(provider.StatusOK, toks[0], toks[2])
-			copy(want, l.src.b[:128])
-			if at := differ(l.dst.b, want); at >= 0 {
-				w.Fatalf("%v with %s: byte %d is wrong", op, tc.name, at)
-			}
-			for _, c := range b.imms[before:] {
-				if c.Imm != 0x600D {
-					w.Fatalf("%v with %s delivered %s", op, tc.name, show(c))
-				}
-			}
-			other.works()
+		copy(want[i*64:], part)
+	}
+	if at := differ(l.dst.b, want); at >= 0 {
+		w.Fatalf("%v with %s: byte %d is wrong", op, tc.name, at)
+	}
+	for _, c := range b.imms[before:] {
+		if c.Imm != 0x600D {
+			w.Fatalf("%v with %s delivered %s", op, tc.name, show(c))
 		}
 	}
-	l.works()
 }
 
 func missingRightIsRefused(w *world) {
@@ -82,13 +108,13 @@ func missingRightIsRefused(w *world) {
 	}
 	l.key = l.dst.key
 	toks := a.post(l.write(0, 0, 8), l.writeImm(0, 8, 8, 1))
-	a.finish(toks...)
-	a.wantStatus(provider.StatusAccess, toks...)
+	without := l.dst
+	l.dst = w.region(b, 64, provider.AccessRemoteWrite)
+	l.refused(toks)
 	w.settle()
-	if firstNonZero(l.dst.b) >= 0 || len(b.imms) != 0 {
+	if firstNonZero(without.b) >= 0 || len(b.imms) != 0 {
 		w.Fatal("a write to memory without AccessRemoteWrite left a trace")
 	}
-	l.dst = w.region(b, 64, provider.AccessRemoteWrite)
 	l.key = w.grant(l.dst, l.back)
 	l.works()
 }
@@ -99,8 +125,7 @@ func keyOfAnotherPeerIsRefused(w *world) {
 	thief := *la
 	thief.key, thief.dst = lc.key, lc.dst
 	toks := a.post(thief.write(0, 0, 8), thief.writeImm(0, 8, 8, 1))
-	a.finish(toks...)
-	a.wantStatus(provider.StatusAccess, toks...)
+	la.refused(toks)
 	w.settle()
 	if firstNonZero(lc.dst.b) >= 0 || len(b.imms) != 0 {
 		w.Fatal("a write with the key of another peer left a trace")
@@ -117,9 +142,7 @@ func keyEndsWithItsConnection(w *world) {
 	again := *l
 	again.peer, again.back = w.connect(l.from, l.to)
 	clear(l.dst.b)
-	toks := again.from.post(again.write(0, 0, 8), again.writeImm(0, 8, 8, 1))
-	again.from.finish(toks...)
-	again.from.wantStatus(provider.StatusAccess, toks...)
+	again.refused(again.from.post(again.write(0, 0, 8), again.writeImm(0, 8, 8, 1)))
 	if firstNonZero(l.dst.b) >= 0 {
 		w.Fatal("a write with the key of a connection that has ended left a trace")
 	}
@@ -133,8 +156,9 @@ func (w *world) parts() (all *lane, parts [2]*lane) {
 	all = w.pair(size)
 	for i, r := range [][2]int{{100, 1000}, {1100, 333}} {
 		l := *all
-		l.key = w.grantRange(all.dst, all.back, r[0], r[1])
+		l.whole, l.off = all.dst, r[0]
 		l.dst = &region{h: all.to, b: all.dst.b[r[0]:][:r[1]]}
+		l.key = l.regrant()
 		parts[i] = &l
 	}
 	return all, parts
@@ -172,6 +196,7 @@ func grantIsEnforcedToItsRange(w *world) {
 		if st := l.from.done[toks[0]]; st != provider.StatusAccess {
 			w.Fatalf("a write of %d bytes at offset %d of a granted range of %d ended with %v, want access", r[1], r[0], n, st)
 		}
+		l.refused(toks, parts[1])
 	}
 	w.settle()
 	if firstNonZero(all.dst.b) >= 0 || len(l.to.imms) != 0 {
@@ -246,19 +271,19 @@ func deregisteredMemoryIsRefused(w *world) {
 	want := bytes.Clone(l.dst.b)
 	before := len(l.to.imms)
 	toks := l.from.post(l.write(64, 0, 64), l.writeImm(64, 128, 64, 5))
-	l.from.finish(toks...)
-	l.from.wantStatus(provider.StatusAccess, toks...)
+	old := l.dst
+	l.dst = w.region(l.to, 4096, provider.AccessRemoteWrite)
+	l.refused(toks)
 	w.settle()
-	if differ(l.dst.b, want) >= 0 || len(l.to.imms) != before {
+	if differ(old.b, want) >= 0 || len(l.to.imms) != before {
 		w.Fatal("a write to memory that was deregistered left a trace")
 	}
-	if err := l.to.dom.Deregister(l.dst.key); !errors.Is(err, provider.ErrStale) {
+	if err := l.to.dom.Deregister(old.key); !errors.Is(err, provider.ErrStale) {
 		w.Errorf("deregistering twice returned %v, want ErrStale", err)
 	}
-	if _, err := l.to.dom.Grant(l.dst.key, l.back, 0, 64); !errors.Is(err, provider.ErrStale) {
+	if _, err := l.to.dom.Grant(old.key, l.back, 0, 64); !errors.Is(err, provider.ErrStale) {
 		w.Errorf("grant of a deregistered key returned %v, want ErrStale", err)
 	}
-	l.dst = w.region(l.to, 4096, provider.AccessRemoteWrite)
 	l.key = w.grant(l.dst, l.back)
 	l.works()
 }
@@ -295,12 +320,17 @@ func deregisterInFlight(w *world) {
 		}
 		more()
 		a.finish(toks...)
-		a.wantOneOf([]provider.Status{provider.StatusOK, provider.StatusAccess}, toks...)
+		if ended := a.count(provider.StatusAccess, toks) > 0 && l.ended(); ended {
+			a.wantOneOf([]provider.Status{provider.StatusOK, provider.StatusAccess, provider.StatusFlushed}, toks...)
+			l.renew()
+			victim.peer, victim.back = l.peer, l.back // with the key of the connection before
+		} else {
+			a.wantOneOf([]provider.Status{provider.StatusOK, provider.StatusAccess}, toks...)
+		}
 		clear(victim.dst.b)
 		toks = nil
 		more()
-		a.finish(toks...)
-		a.wantStatus(provider.StatusAccess, toks...)
+		l.refused(toks)
 		if at := firstNonZero(victim.dst.b); at >= 0 {
 			w.Fatalf("round %d: byte %d changed after all writes to deregistered memory had ended", round, at)
 		}
@@ -355,10 +385,12 @@ func deregisterWhileTheWriterRuns(w *world) {
 			return nil
 		})
 		a.onDone = nil
+		if l.ended() {
+			l.renew()
+			victim.peer, victim.back = l.peer, l.back
+		}
 		clear(victim.dst.b)
-		toks := a.post(victim.write(0, 0, size))
-		a.finish(toks...)
-		a.wantStatus(provider.StatusAccess, toks...)
+		l.refused(a.post(victim.write(0, 0, size)))
 		if at := firstNonZero(victim.dst.b); at >= 0 {
 			w.Fatalf("round %d: byte %d changed after all writes to deregistered memory had ended", round, at)
 		}
@@ -379,8 +411,6 @@ func newMemoryHasNewKey(w *world) {
 			w.Fatalf("round %d: memory that was registered anew has the key of the old registration", round)
 		}
 		l.works()
-		tok := l.from.post(old.write(0, 0, 8))
-		l.from.finish(tok...)
-		l.from.wantStatus(provider.StatusAccess, tok...)
+		l.refused(l.from.post(old.write(0, 0, 8)))
 	}
 }

@@ -34,6 +34,7 @@ func ways(seed uint64) []way {
 		{"tcp", mem.Heap, overTCP},
 		{"sim", mem.Heap, sim.New(sim.Config{Seed: seed}).Provider},
 		{"sim, ordered and lossy", mem.Heap, sim.New(sim.Config{Seed: seed, NIC: sim.NIC{Ordered: true, PeerDepth: 5}, Loss: 0.1}).Provider},
+		{"sim, refusals end connections", mem.Heap, sim.New(sim.Config{Seed: seed, NIC: sim.NIC{AccessEnds: true}}).Provider},
 		{"sim of EFA", mem.Heap, sim.New(sim.Config{Seed: seed, Rails: sim.EFA2x200()}).Provider},
 		{"shm, reordered", mem.Shared, decorate(overShm, func(d provider.Domain) provider.Domain { return Reordering(d, seed) })},
 		{"tcp, slow", mem.Heap, decorate(overTCP, func(d provider.Domain) provider.Domain { return Slow(d, 4) })},
@@ -109,9 +110,15 @@ func (v way) do(t *testing.T, seed uint64, deeds []deed, batch, take int) outcom
 		}
 		b.msgs = b.msgs[:0]
 	}
-	var toks []uint64
+	apart := *l // for what must be refused, where that may end a connection
+	if a.caps.AccessEnds {
+		apart.peer, apart.back = w.connect(a, b)
+		apart.key = apart.regrant()
+	}
+	var toks []uint64 // by deed
 	for part := range slices.Chunk(deeds, batch) {
 		var wrs []provider.WR
+		var at []int // the deeds of wrs
 		for _, x := range part {
 			wr := l.write(x.from, x.to, x.n)
 			if wr.Op = x.op; x.op == provider.OpWriteImm {
@@ -126,14 +133,25 @@ func (v way) do(t *testing.T, seed uint64, deeds []deed, batch, take int) outcom
 					wantRefused[x.imm]++
 				}
 			}
-			wrs = append(wrs, wr)
+			toks = append(toks, 0)
+			if x.bad && a.caps.AccessEnds {
+				wr.Peer, wr.RemoteKey, wr.RemoteAddr = apart.peer, apart.key.ID, wr.RemoteAddr-l.key.Base+apart.key.Base
+				tok := a.post(wr)
+				apart.refused(tok)
+				toks[len(toks)-1] = tok[0]
+				continue
+			}
+			wrs, at = append(wrs, wr), append(at, len(toks)-1)
 		}
 		for len(wrs) > 0 {
 			got, err := a.tryPost(wrs)
 			if err != nil {
 				t.Fatal(err)
 			}
-			toks, wrs = append(toks, got...), wrs[len(got):]
+			for i, tok := range got {
+				toks[at[i]] = tok
+			}
+			wrs, at = wrs[len(got):], at[len(got):]
 			w.pump()
 			collect()
 		}

@@ -35,6 +35,7 @@ var properties = []property{
 	{name: "BadAccessIsRefused", test: badAccessIsRefused},
 	{name: "RefusalIsTold", test: refusalIsTold},
 	{name: "RefusalsKeepOrder", test: refusalsKeepOrder},
+	{name: "RefusalEndsOneConnection", test: refusalEndsOneConnection},
 	{name: "MissingRightIsRefused", test: missingRightIsRefused},
 	{name: "KeyOfAnotherPeerIsRefused", test: keyOfAnotherPeerIsRefused},
 	{name: "KeyEndsWithItsConnection", test: keyEndsWithItsConnection},

@@ -38,6 +38,8 @@ type world struct {
 	spans []*mem.Span
 	bells []*cpu.Parker
 
+	guard time.Duration // of until
+
 	name  string        // of the property
 	table *expectations // nil in a child
 }
@@ -50,7 +52,7 @@ func (w *world) unpromised(reason string) {
 }
 
 func newWorld(t *testing.T, f Factory) *world {
-	w := &world{T: t, f: f, net: f.Network(t), rng: newRand(t)}
+	w := &world{T: t, f: f, net: f.Network(t), rng: newRand(t), guard: hangGuard}
 	w.bell = w.newBell()
 	t.Cleanup(w.end)
 	return w
@@ -153,7 +155,7 @@ func (w *world) pump() int {
 // until pumps until cond holds; a test whose condition never holds fails with what and the state of all hosts.
 func (w *world) until(what string, cond func() bool) {
 	w.Helper()
-	w.within(hangGuard, what, cond)
+	w.within(w.guard, what, cond)
 }
 
 func (w *world) within(d time.Duration, what string, cond func() bool) {
@@ -308,6 +310,8 @@ type lane struct {
 	back     provider.Peer // to's handle of from
 	src, dst *region
 	key      provider.Key // of dst, for from
+	whole    *region      // of which dst is the part that was granted, from off; nil: dst itself was
+	off      int
 }
 
 func (w *world) lane(from, to *host, size int) *lane {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/hawser-project/hawser/provider"
 )
@@ -221,10 +222,17 @@ func (f *Fabric) withdraw(e *end) {
 	e.hellos = nil
 }
 
-// notice: an end learns that the other side has gone.
+// notice: an end learns that the other side has gone, and if that was for a write of its own, which one.
 func (f *Fabric) notice(e *end) {
 	f.accepted(e)
-	f.down(e, provider.StatusPeerDown)
+	why := provider.StatusPeerDown
+	if e.d.nic.AccessEnds && e.state != gone {
+		if i := slices.IndexFunc(e.ops, func(o *op) bool { return o.status == provider.StatusAccess }); i >= 0 {
+			why = provider.StatusAccess
+			f.finish(e.ops[i], why)
+		}
+	}
+	f.down(e, why)
 }
 
 // broken: the NIC of an end gives up.

@@ -37,6 +37,15 @@ func TestContract(t *testing.T) { contract(t, sim.Config{}, nil) }
 // An ordered NIC with the same jitter: what is overtaken waits.
 func TestContractOrdered(t *testing.T) { contract(t, sim.Config{NIC: sim.NIC{Ordered: true}}, slow) }
 
+// A refused write ends its connection, on NICs of both kinds.
+func TestContractAccessEnds(t *testing.T) {
+	for name, ordered := range map[string]bool{"Unordered": false, "Ordered": true} {
+		t.Run(name, func(t *testing.T) {
+			contract(t, sim.Config{NIC: sim.NIC{Ordered: ordered, AccessEnds: true}}, slow)
+		})
+	}
+}
+
 // A bad cable: every tenth packet is lost, on NICs of both kinds.
 func TestContractLossy(t *testing.T) {
 	for name, ordered := range map[string]bool{"Unordered": false, "Ordered": true} {
