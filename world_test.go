@@ -40,7 +40,7 @@ func worlds(t *testing.T, f func(t *testing.T, w *world)) {
 }
 
 func newWorld(t testing.TB, name string) *world {
-	w := &world{name: name, heap: name != "shm"}
+	w := &world{name: name, heap: name == "sim" || name == "tcp"}
 	switch name {
 	case "sim":
 		seed := rand.Uint64()
@@ -52,6 +52,16 @@ func newWorld(t testing.TB, name string) *world {
 	case "shm":
 		w.options = func(_, rails int) hawser.Options {
 			return railsOf(shm.New(), rails, func(int) string { return "" })
+		}
+	case "efa": // four simulated adapters, as strict as real ones
+		fabric := sim.New(sim.Config{Seed: rand.Uint64(), Rails: sim.EFA4x100()})
+		w.options = func(i, rails int) hawser.Options {
+			p := strictEFA(t, fabric.Provider(fmt.Sprintf("host%d", i)))
+			return railsOf(p, rails, func(r int) string { return fmt.Sprintf("nic%d", r) })
+		}
+	case "efa over tcp":
+		w.options = func(_, rails int) hawser.Options {
+			return railsOf(strictEFA(t, tcp.New()), rails, func(r int) string { return fmt.Sprintf("127.0.0.%d", r+1) })
 		}
 	case "tcp":
 		w.options = func(_, rails int) hawser.Options {

@@ -110,7 +110,12 @@ type fakePair struct {
 
 func newFakePair(t *testing.T, wrapA func(provider.Domain) provider.Domain) *fakePair {
 	t.Helper()
-	f := sim.New(sim.Config{Seed: 1})
+	return newPair(t, sim.NIC{}, wrapA, func(d provider.Domain) provider.Domain { return d })
+}
+
+func newPair(t *testing.T, nic sim.NIC, wrapA, wrapB func(provider.Domain) provider.Domain) *fakePair {
+	t.Helper()
+	f := sim.New(sim.Config{Seed: 1, NIC: nic})
 	open := func(host string, wrap func(provider.Domain) provider.Domain) provider.Domain {
 		bell, err := cpu.NewParker()
 		if err != nil {
@@ -137,7 +142,7 @@ func newFakePair(t *testing.T, wrapA func(provider.Domain) provider.Domain) *fak
 	}
 	p := &fakePair{src: make([]byte, 64), dst: make([]byte, 64), seen: map[provider.Domain][]provider.Completion{}}
 	p.a = open("a", wrapA)
-	p.b = open("b", func(d provider.Domain) provider.Domain { return d })
+	p.b = open("b", wrapB)
 	var err error
 	var addrA, addrB provider.Addr
 	must := func() {

@@ -39,7 +39,8 @@
 // # Decorators
 //
 // Faults are decorators over provider.Domain, to be put under an engine or under Run by [Decorate]: [Faulty] fails requests that it
-// is told to, [Slow] delivers completions late, [Reordering] late and in another order, [Logged] writes down each call.
+// is told to, [Slow] delivers completions late, [Reordering] late and in another order, [EFA] enforces the limits and modes of an
+// Elastic Fabric Adapter, [Logged] writes down each call.
 //
 // Random choices come from a seed that is logged; -providertest.seed repeats it.
 package providertest

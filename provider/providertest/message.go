@@ -110,7 +110,7 @@ func waitingMessageBlocksNoWrite(w *world) {
 	n := min(a.caps.PeerDepth/2, 32)
 	var toks []uint64
 	for i := range n {
-		toks = append(toks, a.post(send(ab.peer, ab.src, i, 16<<10))...)
+		toks = append(toks, a.post(send(ab.peer, ab.src, 1000+i, 16<<10))...) // not what works changes
 	}
 	w.settle()
 	for range 20 {
