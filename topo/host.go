@@ -10,6 +10,8 @@ import (
 
 // Host is what could be seen of one machine. Lists are in natural order of their names, whatever the order of folders.
 type Host struct {
+	Nodes   []Node   `json:"nodes"` // none on a kernel without NUMA
+	GPUs    []GPU    `json:"gpus"`
 	NICs    []NIC    `json:"nics"`
 	Modules []string `json:"modules"` // loaded, of those that RDMA and memory of GPUs need
 	Notes   []string `json:"notes"`   // what could not be read, and what that hides
@@ -46,7 +48,10 @@ func open(path string) (source, func(), error) {
 }
 
 func (t *tree) host() *Host {
-	h := &Host{NICs: t.nics(), Modules: t.modules()}
+	h := &Host{Nodes: t.nodes(), GPUs: t.gpus(), NICs: t.nics(), Modules: t.modules()}
+	if t.left <= 0 {
+		t.notes[""] = errBudget.Error() + ": the rest is not looked at"
+	}
 	for _, name := range slices.Sorted(maps.Keys(t.notes)) {
 		h.Notes = append(h.Notes, "/"+name+": "+t.notes[name])
 	}

@@ -19,6 +19,7 @@ type NIC struct {
 	Board    string `json:"board,omitempty"`  // what the vendor calls it
 	Firmware string `json:"firmware,omitempty"`
 	NodeGUID string `json:"node_guid,omitempty"`
+	Place    Place  `json:"place"` // of the card; of a soft one, that of the interface's card
 	Ports    []Port `json:"ports"`
 }
 
@@ -97,12 +98,14 @@ func (t *tree) nics() []NIC {
 			Board:    t.line(path.Join(dir, "board_id")),
 			Firmware: t.line(path.Join(dir, "fw_ver")),
 			NodeGUID: t.line(path.Join(dir, "node_guid")),
+			Place:    t.place(path.Join(dir, "device")),
 		}
 		n.Hidden = n.Verbs != "" && !t.has("dev/infiniband/"+n.Verbs)
 		parent := t.line(path.Join(dir, "parent")) // of rxe
 		if r, err := t.real(dir); err == nil && strings.Contains("/"+r, "/devices/virtual/") {
 			n.Soft = true
 			n.Driver = softDriver(name, parent)
+			n.Place = t.place(path.Join("sys/class/net", parent, "device"))
 		}
 		rnic := strings.HasPrefix(t.line(path.Join(dir, "node_type")), "4:") // RDMA_NODE_RNIC of the kernel: iWARP
 		for _, number := range t.list(path.Join(dir, "ports")) {
