@@ -15,7 +15,7 @@ type GPU struct {
 	Model  string `json:"model,omitempty"`  // as its driver says it
 	ID     string `json:"id"`               // vendor and device of PCI: "10de:2330"
 	Driver string `json:"driver,omitempty"` // "" when none has taken it
-	Device string `json:"device,omitempty"` // "/dev/nvidia0"
+	Device string `json:"device,omitempty"` // "/dev/nvidia0"; "" where sysfs does not say it, as for Neuron
 	Hidden string `json:"hidden,omitempty"` // why this process cannot use it
 	Place  Place  `json:"place"`
 }
@@ -31,8 +31,10 @@ const (
 )
 
 func (t *tree) gpus() []GPU {
-	var gpus []GPU
-	for _, addr := range t.list(pciDevices) {
+	gpus := []GPU{}
+	all := t.list(pciDevices)
+	slices.Sort(all) // the numbers are hexadecimal
+	for _, addr := range all {
 		if !isPCI(addr) {
 			continue
 		}
@@ -52,8 +54,6 @@ func (t *tree) gpus() []GPU {
 			t.nvidia(&g, addr)
 		case vendorAMD:
 			t.amd(&g, dir)
-		case vendorAmazon:
-			t.neuron(&g, dir)
 		}
 		if g.Driver == "" {
 			g.Hidden = "no driver"
@@ -75,8 +75,8 @@ func accelerator(vendor, device, class int64) string {
 			return "AMD"
 		}
 	case vendorAmazon:
-		// Inferentia 1 has four numbers; then Trainium 1, Inferentia 2, Trainium 2 (aws-neuron-driver).
-		if slices.Contains([]int64{0x7064, 0x7065, 0x7066, 0x7067, 0x7164, 0x7264, 0x7364}, device) {
+		// The table of the aws-neuron-driver: Inferentia 1 (four numbers), Trainium 1, Inferentia 2, Trainium 2, Trainium 3 (two).
+		if slices.Contains([]int64{0x7064, 0x7065, 0x7066, 0x7067, 0x7164, 0x7264, 0x7364, 0x7564, 0x7565}, device) {
 			return "AWS Neuron"
 		}
 	}
@@ -115,14 +115,6 @@ func (t *tree) amd(g *GPU, dir string) {
 			t.give(g)
 			return
 		}
-	}
-}
-
-func (t *tree) neuron(g *GPU, dir string) {
-	for _, name := range t.list(path.Join(dir, "neuron_device")) {
-		g.Device = "/dev/" + name
-		t.give(g)
-		return
 	}
 }
 

@@ -38,7 +38,16 @@ func open(path string) (source, func(), error) {
 		return nil, nil, fmt.Errorf("topology: %w", err)
 	}
 	if !info.IsDir() {
-		return nil, nil, fmt.Errorf("topology: %s: not a folder", path)
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, nil, fmt.Errorf("topology: %w", err)
+		}
+		defer f.Close()
+		m, err := readArchive(f)
+		if err != nil {
+			return nil, nil, fmt.Errorf("topology: %s: %w: want a folder, or an archive as hawser topo capture makes it", path, err)
+		}
+		return m, func() {}, nil
 	}
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -52,10 +61,38 @@ func (t *tree) host() *Host {
 	if t.left <= 0 {
 		t.notes[""] = errBudget.Error() + ": the rest is not looked at"
 	}
+	h.Notes = []string{}
 	for _, name := range slices.Sorted(maps.Keys(t.notes)) {
 		h.Notes = append(h.Notes, "/"+name+": "+t.notes[name])
 	}
+	h.Notes = append(h.Notes, t.missing(h)...)
 	return h
+}
+
+// missing says what a machine has that cannot be seen here, as in a container or without a driver.
+func (t *tree) missing(h *Host) []string {
+	var notes []string
+	for _, part := range []struct{ dir, what string }{
+		{nodesDir, "NUMA nodes"},
+		{pciDevices, "PCI devices, and so GPUs,"},
+		{classIB, "NICs, unless there are none or their driver is not loaded,"},
+	} {
+		if !t.has(part.dir) {
+			notes = append(notes, fmt.Sprintf("/%s: not there: %s cannot be seen", part.dir, part.what))
+		}
+	}
+	for i := range h.NICs {
+		n := &h.NICs[i]
+		if n.Place.PCI == "" && !n.Soft {
+			notes = append(notes, n.Name+": where its card is cannot be seen")
+		}
+		for j := range n.Ports {
+			if p := &n.Ports[j]; p.Kind == RoCE && len(p.GIDs) > 0 && p.MTU == 0 {
+				notes = append(notes, fmt.Sprintf("%s/%d: its interface cannot be seen, as in a network namespace of its own: MTU unknown", n.Name, p.Number))
+			}
+		}
+	}
+	return notes
 }
 
 // known are the modules whose presence says what this machine can do.
@@ -66,7 +103,7 @@ var known = []string{
 
 // modules are the known ones that are loaded. Those that are built into the kernel show up only if they have parameters.
 func (t *tree) modules() []string {
-	var loaded []string
+	loaded := []string{}
 	for _, m := range known {
 		if t.has("sys/module/" + m) {
 			loaded = append(loaded, m)

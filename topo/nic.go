@@ -88,7 +88,7 @@ const classIB = "sys/class/infiniband"
 
 func (t *tree) nics() []NIC {
 	verbs := t.verbs()
-	var nics []NIC
+	nics := []NIC{}
 	for _, name := range t.list(classIB) {
 		dir := path.Join(classIB, name)
 		n := NIC{
@@ -204,7 +204,7 @@ func (t *tree) netdev(nic string, p Port, parent string) string {
 }
 
 func (t *tree) gids(port string, kind Kind) []GID {
-	var gids []GID
+	gids := []GID{}
 	for _, name := range t.list(path.Join(port, "gids")) {
 		index, err := strconv.Atoi(name)
 		if err != nil || index < 0 {

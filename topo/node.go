@@ -16,7 +16,7 @@ type Node struct {
 const nodesDir = "sys/devices/system/node"
 
 func (t *tree) nodes() []Node {
-	var nodes []Node
+	nodes := []Node{}
 	for _, name := range t.list(nodesDir) {
 		digits, ok := strings.CutPrefix(name, "node")
 		id, err := strconv.Atoi(digits)

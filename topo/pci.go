@@ -2,6 +2,7 @@ package topo
 
 import (
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -76,19 +77,21 @@ func (t *tree) place(name string) Place {
 		t.note(name, err)
 		return p
 	}
-	parts := strings.Split(dir, "/")
-	root := -1
-	for i, part := range parts {
-		if isRoot(part) {
-			root = i
-			break
-		}
-	}
 	// A soft device, or one on another bus, may still say its node.
 	p.NUMA = int(max(-1, min(t.number(path.Join(dir, "numa_node"), -1), maxNode)))
+	parts := strings.Split(dir, "/")
+	root := slices.IndexFunc(parts, isRoot)
 	last := len(parts) - 1
-	if root < 0 || !isPCI(parts[last]) {
+	for last > root && !isPCI(parts[last]) {
+		last-- // a virtual device of a virtual machine is below its PCI device
+	}
+	if root < 0 || last == root {
 		return p
+	}
+	if last < len(parts)-1 {
+		parts = parts[:last+1]
+		dir = strings.Join(parts, "/")
+		p.NUMA = int(max(-1, min(t.number(path.Join(dir, "numa_node"), -1), maxNode)))
 	}
 	p.Root, p.PCI = parts[root], parts[last]
 	p.Link, p.MaxLink = t.link(dir, "current"), t.link(dir, "max")

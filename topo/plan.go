@@ -19,7 +19,7 @@ type Plan struct {
 type Assignment struct {
 	For    string   `json:"for"` // "gpu0", "node0", "host"
 	Rails  []Choice `json:"rails"`
-	Spares []Choice `json:"spares,omitempty"` // the others, nearest first, for when a rail fails
+	Spares []string `json:"spares,omitempty"` // Device of the others, nearest first, for when a rail fails
 }
 
 // Choice is one port, and why it stands where it does.
@@ -64,10 +64,11 @@ func (r *rail) choice(d Distance, why string) Choice {
 
 // Plan plans. It depends on nothing but the Host, and equal hosts have equal plans.
 //
-// Each port goes to one GPU: to a nearest one, and among equally near ones to that which has the least so far. A GPU whose nearest ports
-// all went to others shares that one of them which serves the fewest.
+// Each port goes to one GPU: to a nearest one, and among equally near ones to that which has the least so far. GPUs that this process
+// cannot use count, too: those who can are to find their ports free. A GPU whose nearest ports all went to others shares that one of them
+// which serves the fewest.
 func (h *Host) Plan() Plan {
-	var p Plan
+	p := Plan{Unused: []Choice{}}
 	var rails []*rail
 	for i := range h.NICs {
 		n := &h.NICs[i]
@@ -82,7 +83,7 @@ func (h *Host) Plan() Plan {
 	}
 	p.GPUs = h.planGPUs(rails)
 	p.Nodes = h.planNodes(rails)
-	p.Host = planHost(rails)
+	p.Host = h.planHost(rails)
 	return p
 }
 
@@ -110,10 +111,10 @@ func (h *Host) planGPUs(rails []*rail) []Assignment {
 	plans := make([]Assignment, len(h.GPUs))
 	loads := make([]uint64, len(h.GPUs))
 	for i := range h.GPUs {
-		plans[i].For = h.GPUs[i].Name
+		plans[i] = Assignment{For: h.GPUs[i].Name, Rails: []Choice{}}
 	}
 	if len(plans) == 0 {
-		return nil
+		return plans
 	}
 	type pair struct {
 		distance Distance
@@ -155,6 +156,9 @@ func (h *Host) share(plans []Assignment, rails []*rail) {
 		if len(seen) == 0 {
 			return
 		}
+		if h.GPUs[i].Hidden != "" {
+			continue
+		}
 		nearest := seen[0].distance
 		if slices.ContainsFunc(plans[i].Rails, func(c Choice) bool { return c.Distance == nearest }) {
 			continue
@@ -174,10 +178,13 @@ func (h *Host) share(plans []Assignment, rails []*rail) {
 // spare appends what else a GPU could use.
 func (h *Host) spare(plans []Assignment, rails []*rail) {
 	for i := range h.GPUs {
+		if h.GPUs[i].Hidden != "" {
+			continue
+		}
 		for _, n := range h.seen(h.GPUs[i].Place, rails) {
-			c := n.choice(n.distance, h.where(n.distance, &h.GPUs[i], n.nic))
-			if !slices.ContainsFunc(plans[i].Rails, func(r Choice) bool { return r.Device() == c.Device() }) {
-				plans[i].Spares = append(plans[i].Spares, c)
+			name := n.choice(n.distance, "").Device()
+			if !slices.ContainsFunc(plans[i].Rails, func(r Choice) bool { return r.Device() == name }) {
+				plans[i].Spares = append(plans[i].Spares, name)
 			}
 		}
 	}
@@ -212,21 +219,18 @@ func (h *Host) where(d Distance, g *GPU, n *NIC) string {
 
 // planNodes orders the ports for memory of each NUMA node that has processors: the rails are at the node, the spares at others.
 func (h *Host) planNodes(rails []*rail) []Assignment {
-	var plans []Assignment
+	plans := []Assignment{}
 	with := 0
 	for _, node := range h.Nodes {
 		if node.CPUs == "" {
 			continue
 		}
-		a := Assignment{For: fmt.Sprintf("node%d", node.ID)}
+		a := Assignment{For: fmt.Sprintf("node%d", node.ID), Rails: []Choice{}}
 		for _, r := range rails {
-			switch at := r.nic.Place.NUMA; at {
-			case node.ID:
+			if r.nic.Place.NUMA == node.ID {
 				a.Rails = append(a.Rails, r.choice(SameNUMA, "at this node"))
-			case -1:
-				a.Spares = append(a.Spares, r.choice(Unknown, "its node is unknown"))
-			default:
-				a.Spares = append(a.Spares, r.choice(Across, fmt.Sprintf("at node %d", at)))
+			} else {
+				a.Spares = append(a.Spares, r.choice(Unknown, "").Device())
 			}
 		}
 		if len(a.Rails) > 0 {
@@ -235,15 +239,15 @@ func (h *Host) planNodes(rails []*rail) []Assignment {
 		plans = append(plans, a)
 	}
 	if with < 2 {
-		return nil
+		return []Assignment{}
 	}
 	return plans
 }
 
 // planHost orders all ports, the fastest first, and of equally fast ones those of each NUMA node by turns, so that the first few use the
 // memory of all nodes.
-func planHost(rails []*rail) Assignment {
-	a := Assignment{For: "host"}
+func (h *Host) planHost(rails []*rail) Assignment {
+	a := Assignment{For: "host", Rails: []Choice{}}
 	turn := map[*rail]int{} // how many of the same speed and node come before
 	count := map[[2]uint64]int{}
 	for _, r := range rails {
@@ -256,9 +260,9 @@ func planHost(rails []*rail) Assignment {
 		return cmp.Or(cmp.Compare(y.port.LinkBits, x.port.LinkBits), cmp.Compare(turn[x], turn[y]), cmp.Compare(x.nic.Place.NUMA, y.nic.Place.NUMA))
 	})
 	for _, r := range order {
-		why, d := "its node is unknown", Unknown
-		if n := r.nic.Place.NUMA; n >= 0 {
-			why, d = fmt.Sprintf("NUMA node %d", n), SameNUMA
+		why, d := "its NUMA node is unknown", Unknown
+		if n := r.nic.Place.NUMA; n >= 0 || len(h.Nodes) == 1 {
+			why, d = fmt.Sprintf("NUMA node %d", max(0, n)), SameNUMA
 		}
 		a.Rails = append(a.Rails, r.choice(d, why))
 	}

@@ -1,0 +1,134 @@
+package topo
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"strings"
+)
+
+// memory is a tree in memory. Owned by who made it; it does not change while it is read.
+type memory struct {
+	files map[string][]byte
+	links map[string]string
+	dirs  map[string]map[string]bool // names in each folder; "" is the root
+}
+
+func newMemory() *memory {
+	return &memory{files: map[string][]byte{}, links: map[string]string{}, dirs: map[string]map[string]bool{"": {}}}
+}
+
+// clean is a name as a source wants it: relative, and not above the root.
+func clean(name string) string { return strings.TrimPrefix(path.Clean("/"+name), "/") }
+
+// enter makes a name known in all folders above it.
+func (m *memory) enter(name string) {
+	for name != "" {
+		dir, base := path.Split(name)
+		dir = strings.TrimSuffix(dir, "/")
+		if m.dirs[dir] == nil {
+			m.dirs[dir] = map[string]bool{}
+		}
+		m.dirs[dir][base] = true
+		name = dir
+	}
+}
+
+func (m *memory) addFile(name string, data []byte) { m.enter(name); m.files[name] = data }
+func (m *memory) addLink(name, to string)          { m.enter(name); m.links[name] = to }
+
+func (m *memory) addDir(name string) {
+	m.enter(name)
+	if m.dirs[name] == nil {
+		m.dirs[name] = map[string]bool{}
+	}
+}
+
+func (m *memory) file(name string, limit int) ([]byte, error) {
+	data, ok := m.files[name]
+	if !ok {
+		return nil, fs.ErrNotExist
+	}
+	return data[:min(len(data), limit)], nil
+}
+
+func (m *memory) names(name string, limit int) ([]string, error) {
+	dir, ok := m.dirs[name]
+	if !ok {
+		return nil, fs.ErrNotExist
+	}
+	var names []string
+	for n := range dir {
+		if len(names) == limit {
+			break
+		}
+		names = append(names, n)
+	}
+	return names, nil
+}
+
+func (m *memory) link(name string) (string, error) {
+	to, ok := m.links[name]
+	if !ok {
+		return "", fs.ErrNotExist
+	}
+	return to, nil
+}
+
+func (m *memory) has(name string) error {
+	_, file := m.files[name]
+	_, link := m.links[name]
+	if _, dir := m.dirs[name]; !file && !link && !dir {
+		return fs.ErrNotExist
+	}
+	return nil
+}
+
+// maxArchive bounds an unpacked archive, bytes. That of a machine with 32 NICs is below 1 MiB.
+const maxArchive = 64 << 20
+
+// readArchive unpacks a tar archive that was compressed by gzip.
+func readArchive(r io.Reader) (*memory, error) {
+	z, err := gzip.NewReader(r)
+	if err != nil {
+		return nil, err
+	}
+	m := newMemory()
+	limited := &io.LimitedReader{R: z, N: maxArchive}
+	t := tar.NewReader(limited)
+	for entries := 0; ; entries++ {
+		h, err := t.Next()
+		if errors.Is(err, io.EOF) {
+			return m, nil
+		}
+		if limited.N <= 0 || entries >= maxReads {
+			return nil, fmt.Errorf("more than %d MiB or %d entries", maxArchive>>20, maxReads)
+		}
+		if err != nil {
+			return nil, err
+		}
+		name := clean(h.Name)
+		if len(name) > maxPath || strings.Count(name, "/") > maxDepth {
+			return nil, errors.New("an entry's name is too long")
+		}
+		switch h.Typeflag {
+		case tar.TypeReg:
+			data, err := io.ReadAll(io.LimitReader(t, maxFile))
+			if err != nil {
+				return nil, err
+			}
+			m.addFile(name, data)
+		case tar.TypeSymlink:
+			m.addLink(name, h.Linkname)
+		case tar.TypeDir:
+			m.addDir(name)
+		}
+	}
+}
+
+// maxDepth is how deep a path of an archive may be; sysfs is about 15 deep.
+const maxDepth = 64
