@@ -10,7 +10,7 @@ import (
 
 // addresses lists what tells machines apart in a tree, and replaces it if that is wanted.
 func addresses(m *memory, replace bool) []Addresses {
-	a := &anonymiser{ids: map[uint64]uint64{}, nets: map[[3]byte]byte{}, hosts: map[netip.Addr]netip.Addr{}, used: map[[3]byte]byte{}, uuids: map[string]string{}}
+	a := &anonymiser{ids: map[uint64]uint64{}, prefixes: map[uint64]uint64{}, nets: map[[3]byte]byte{}, hosts: map[netip.Addr]netip.Addr{}, used: map[[3]byte]byte{}, uuids: map[string]string{}}
 	kinds := []string{"node GUIDs", "GIDs", "UUIDs of GPUs"}
 	seen := map[string]map[string]bool{}
 	for _, k := range kinds {
@@ -57,11 +57,12 @@ func addresses(m *memory, replace bool) []Addresses {
 
 // anonymiser replaces addresses by others, equal ones by equal ones. Owned by one Capture.
 type anonymiser struct {
-	ids   map[uint64]uint64         // GUIDs, which are also the lower half of many GIDs
-	nets  map[[3]byte]byte          // the first three bytes of IPv4 addresses: a number
-	used  map[[3]byte]byte          // hosts in each such net
-	hosts map[netip.Addr]netip.Addr // IPv4 addresses
-	uuids map[string]string
+	ids      map[uint64]uint64         // GUIDs, which are also the lower half of many GIDs
+	prefixes map[uint64]uint64         // the upper half of others: a number
+	nets     map[[3]byte]byte          // the first three bytes of IPv4 addresses: a number
+	used     map[[3]byte]byte          // hosts in each such net
+	hosts    map[netip.Addr]netip.Addr // IPv4 addresses
+	uuids    map[string]string
 }
 
 func (a *anonymiser) id(id uint64) uint64 {
@@ -85,19 +86,21 @@ func (a *anonymiser) guid(text string) string {
 }
 
 // gid replaces a GID by one of the same sort: IPv4 addresses by those of 198.18.0.0/15 (for benchmarks), with nets of 256 kept together,
-// others by their lower half, and the upper half by 2001:db8:: (for documentation) unless it is link-local.
+// others by halves, where the upper one becomes a net of 2001:db8::/32 (for documentation) unless it is link-local.
 func (a *anonymiser) gid(g netip.Addr) netip.Addr {
 	if g.Is4In6() {
 		return a.v4(g.Unmap())
 	}
 	b := g.As16()
-	upper := uint64(0x20010db8) << 32
-	if g.IsLinkLocalUnicast() {
-		upper = 0xfe80 << 48
+	upper := binary.BigEndian.Uint64(b[:8])
+	if !g.IsLinkLocalUnicast() {
+		if _, ok := a.prefixes[upper]; !ok {
+			a.prefixes[upper] = 0x20010db8<<32 | uint64(len(a.prefixes)+1)
+		}
+		upper = a.prefixes[upper]
 	}
-	lower := a.id(binary.BigEndian.Uint64(b[8:]))
 	binary.BigEndian.PutUint64(b[:8], upper)
-	binary.BigEndian.PutUint64(b[8:], lower)
+	binary.BigEndian.PutUint64(b[8:], a.id(binary.BigEndian.Uint64(b[8:])))
 	return netip.AddrFrom16(b)
 }
 

@@ -73,24 +73,28 @@ func (t *tree) host() *Host {
 func (t *tree) missing(h *Host) []string {
 	var notes []string
 	for _, part := range []struct{ dir, what string }{
-		{nodesDir, "NUMA nodes"},
-		{pciDevices, "PCI devices, and so GPUs,"},
-		{classIB, "NICs, unless there are none or their driver is not loaded,"},
+		{nodesDir, "NUMA nodes are unknown"},
+		{pciDevices, "GPUs are unknown"},
+		{classIB, "there is no NIC, no driver for one is loaded, or none is shown to this process"},
 	} {
 		if !t.has(part.dir) {
-			notes = append(notes, fmt.Sprintf("/%s: not there: %s cannot be seen", part.dir, part.what))
+			notes = append(notes, fmt.Sprintf("no /%s: %s", part.dir, part.what))
 		}
 	}
+	var blind []string
 	for i := range h.NICs {
 		n := &h.NICs[i]
 		if n.Place.PCI == "" && !n.Soft {
-			notes = append(notes, n.Name+": where its card is cannot be seen")
+			notes = append(notes, n.Name+": it is unknown where its card is")
 		}
 		for j := range n.Ports {
 			if p := &n.Ports[j]; p.Kind == RoCE && len(p.GIDs) > 0 && p.MTU == 0 {
-				notes = append(notes, fmt.Sprintf("%s/%d: its interface cannot be seen, as in a network namespace of its own: MTU unknown", n.Name, p.Number))
+				blind = append(blind, fmt.Sprintf("%s/%d", n.Name, p.Number))
 			}
 		}
+	}
+	if len(blind) > 0 {
+		notes = append(notes, strings.Join(blind, ", ")+": MTU unknown, because the interface is not shown to this process, as in a network namespace of its own")
 	}
 	return notes
 }

@@ -37,7 +37,7 @@ The port's attributes are those of github.com/linux-rdma/rdma-core pull request 
 		name: "aws-p5en",
 		about: `p5en.48xlarge: 8 GPUs H200 and 16 EFA of 200 Gbit/s, in 4 groups of 2 GPUs and 4 NICs below one switch each.
 Layout: docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html; addresses of GPUs and names of NICs as users have published
-them (nvidia-smi, ibv_devinfo, lscpu of p5en.48xlarge); the buses of bridges are made up.`,
+them (nvidia-smi, ibv_devinfo, lscpu of p5en.48xlarge); the buses of bridges and the speeds of PCIe are made up.`,
 		build: awsP5en,
 	},
 	{
@@ -114,21 +114,21 @@ func hgxH100(b *builder) {
 }
 
 // efaGroup adds a switch with its GPUs and its EFA NICs on successive buses.
-func efaGroup(b *builder, root, numa, group, gpus, nics, firstNIC, firstGPU int, rate, model string, device int) {
+func efaGroup(b *builder, root, numa, group, gpus, nics, firstNIC, firstGPU int, rate, pcie, model string, device int) {
 	port := fmt.Sprintf("0000:%02x:00.0", root)
 	up := fmt.Sprintf("%s/0000:%02x:00.0", port, root+1)
-	b.bridge(port, "16.0", numa)
-	b.bridge(up, "16.0", numa)
+	b.bridge(port, pcie, numa)
+	b.bridge(up, pcie, numa)
 	at := 0
 	below := func(bus int) string {
 		down := fmt.Sprintf("%s/0000:%02x:01.%d", up, root+2, at)
 		at++
-		b.bridge(down, "16.0", numa)
+		b.bridge(down, pcie, numa)
 		return fmt.Sprintf("%s/0000:%02x:00.0", down, bus)
 	}
 	for i := range nics {
 		bus := firstNIC + i
-		dir := b.pci(pciDevice{at: below(bus), vendor: vendorAmazon, device: 0xefa2, class: 0x020000, numa: numa, speed: "16.0", lanes: 8, driver: "efa"})
+		dir := b.pci(pciDevice{at: below(bus), vendor: vendorAmazon, device: 0xefa2, class: 0x020000, numa: numa, speed: pcie, lanes: 8, driver: "efa"})
 		guid := uint64(bus) << 32
 		b.nic(nicDevice{
 			name: fmt.Sprintf("rdmap%ds0", bus), dir: dir, layer: "Unknown", rate: rate, firmware: "0.0.0.0", guid: guid, nodeType: "7: <unknown>",
@@ -143,7 +143,7 @@ func efaGroup(b *builder, root, numa, group, gpus, nics, firstNIC, firstGPU int,
 func awsP5(b *builder) {
 	b.nodes(32, "0-47,96-143", "48-95,144-191")
 	for i := range 8 {
-		efaGroup(b, 0x44+0x11*i, i/4, i, 1, 4, 0x4f+0x11*i, 0x53+0x11*i, "100 Gb/sec (4X EDR)", "NVIDIA H100 80GB HBM3", 0x2330)
+		efaGroup(b, 0x44+0x11*i, i/4, i, 1, 4, 0x4f+0x11*i, 0x53+0x11*i, "100 Gb/sec (4X EDR)", "16.0", "NVIDIA H100 80GB HBM3", 0x2330)
 	}
 	b.m.addDir("sys/module/nvidia_uvm")
 }
@@ -151,7 +151,7 @@ func awsP5(b *builder) {
 func awsP5en(b *builder) {
 	b.nodes(21, "0-47,96-143", "48-95,144-191")
 	for i := range 4 {
-		efaGroup(b, 0x4a+0x19*i, i/2, i, 2, 4, 0x55+0x19*i, 0x59+0x19*i, "200 Gb/sec (4X HDR)", "NVIDIA H200", 0x2335)
+		efaGroup(b, 0x4a+0x19*i, i/2, i, 2, 4, 0x55+0x19*i, 0x59+0x19*i, "200 Gb/sec (4X HDR)", "32.0", "NVIDIA H200", 0x2335)
 	}
 	b.m.addDir("sys/module/nvidia_uvm")
 }

@@ -71,7 +71,8 @@ type GID struct {
 // IP is the address that the GID stands for, an IPv4 one unmapped.
 func (g GID) IP() netip.Addr { return g.Addr.Unmap() }
 
-// Routable says whether the GID means the same port beyond its own link: a link-local one does not.
+// Routable says whether the GID means the same port beyond its own link. A link-local one does not, which matters for RoCE v2 alone:
+// InfiniBand and EFA have them for all ports.
 func (g GID) Routable() bool { return g.Addr.IsValid() && !g.Addr.IsLinkLocalUnicast() }
 
 // ReadNICs reads the NICs alone, from where Read does.

@@ -11,13 +11,22 @@ import (
 	"github.com/hawser-project/hawser/provider/tcp"
 )
 
-type topoCmd struct{}
+type topoCmd struct {
+	Show    topoShowCmd    `cmd:"" default:"withargs" help:"Networks, NICs, GPUs, how far they are apart, and which NICs serve which GPU."`
+	Capture topoCaptureCmd `cmd:"" help:"Copy what is read of this machine, to look at it elsewhere with --sysfs."`
+}
+
+type topoShowCmd struct {
+	Sysfs string `placeholder:"DIR|FILE" help:"Read another machine: a folder or an archive that topo capture has made."`
+	GIDs  bool   `name:"gids" help:"List the GIDs of each port."`
+}
 
 type topoResult struct {
 	Machine      bench.Machine  `json:"machine"`
 	NUMANodes    int            `json:"numa_nodes"`
 	Providers    []providerInfo `json:"providers"`
 	DefaultRails []railInfo     `json:"default_rails"` // what hawser.Open opens without options
+	hardware
 }
 
 type providerInfo struct {
@@ -44,8 +53,17 @@ type railInfo struct {
 func builtin() []provider.Provider { return []provider.Provider{shm.New(), tcp.New()} }
 
 // Run prints the topology.
-func (topoCmd) Run(ctx context.Context, u *ui) error {
+func (c *topoShowCmd) Run(ctx context.Context, u *ui) error {
+	hw, err := readHardware(c.Sysfs)
+	if err != nil {
+		return usage("--sysfs: %w", err)
+	}
+	if c.Sysfs != "" { // what this machine's libraries and kernel can do says nothing of another one
+		hw.print(u, c.GIDs)
+		return u.result(hw)
+	}
 	t := topology(ctx, builtin())
+	t.hardware = hw
 	m := t.Machine
 	u.printf("%s, %d cores, %d GiB, %d NUMA node(s), linux %s\n", m.CPU, m.Cores, m.MemoryGiB, t.NUMANodes, m.Kernel)
 	var rows [][]string
@@ -62,6 +80,7 @@ func (topoCmd) Run(ctx context.Context, u *ui) error {
 		}
 	}
 	u.table("", []string{"provider", "device", "link", "NUMA", "reaches", ""}, rows)
+	t.print(u, c.GIDs)
 	return u.result(t)
 }
 
