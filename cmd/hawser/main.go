@@ -48,6 +48,7 @@ type cli struct {
 		Drive   driveCmd        `cmd:"" hidden:""`
 		Crowd   crowdCmd        `cmd:"" hidden:""`
 	} `cmd:"" help:"Speed between processes on one host or two, against a yardstick in the same run."`
+	Doctor  doctorCmd  `cmd:"" help:"Look for what keeps this machine from being fast, or from using a network, and say what to do."`
 	Topo    topoCmd    `cmd:"" help:"List the networks that can be used here, and why others cannot."`
 	Version versionCmd `cmd:"" help:"Print the version."`
 }
@@ -120,7 +121,11 @@ func report(w io.Writer, err error) int {
 	if err == nil {
 		return exitOK
 	}
+	var v *verdict
 	fmt.Fprintf(w, "hawser: %s\n", strings.ReplaceAll(explain(err), "\n", "; "))
+	if errors.As(err, &v) {
+		return v.code()
+	}
 	var usage *usageError
 	if errors.As(err, &usage) {
 		return exitUsage

@@ -10,13 +10,13 @@ type Library struct {
 	Version string `json:"version,omitempty"`
 	Reason  string `json:"reason,omitempty"` // why it cannot be loaded
 
-	remedy string
+	install string // how
 }
 
 // libraries by network, with the packages that they are in.
 var libraries = []Library{
-	{Network: "verbs", Name: "libibverbs.so.1", remedy: "apt-get install libibverbs1 ibverbs-providers (Debian, Ubuntu), dnf install libibverbs (Fedora, RHEL)"},
-	{Network: "ofi", Name: "libfabric.so.1", remedy: "apt-get install libfabric1 (Debian, Ubuntu), dnf install libfabric (Fedora, RHEL); on AWS the EFA installer"},
+	{Network: "verbs", Name: "libibverbs.so.1", install: "apt-get install libibverbs1 ibverbs-providers (Debian, Ubuntu), dnf install libibverbs (Fedora, RHEL)"},
+	{Network: "ofi", Name: "libfabric.so.1", install: "apt-get install libfabric1 (Debian, Ubuntu), dnf install libfabric (Fedora, RHEL); on AWS the EFA installer"},
 }
 
 // Libraries loads each of them, which is what a network does that needs it.
