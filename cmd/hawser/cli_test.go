@@ -168,6 +168,11 @@ func TestUsageErrorsAreOneLine(t *testing.T) {
 		{[]string{"bench", "pages", "--cold", "--hot"}, "--cold"},
 		{[]string{"bench", "write", "--size", "0"}, "block size is 0"},
 		{[]string{"version", "--json", "/nonexistent/x"}, "--json"},
+		{[]string{"doctor", "--provider", "pigeon"}, "--provider"},
+		{[]string{"doctor", "--provider", ""}, "--provider"},
+		{[]string{"doctor", "--timeout", "0"}, "--timeout"},
+		{[]string{"doctor", "--sysfs", "/nonexistent"}, "--sysfs"},
+		{[]string{"doctor", "--sysfs", "/tmp", "--provider", "shm"}, "--provider"},
 	} {
 		t.Run(strings.Join(tc.args, " "), func(t *testing.T) {
 			stdout, stderr, code := tool(t, tc.args...)

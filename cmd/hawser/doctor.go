@@ -67,6 +67,9 @@ func (c *doctorCmd) Run(ctx context.Context, u *ui) error {
 	if c.Timeout <= 0 {
 		return usage("--timeout: %v, want more than 0", c.Timeout)
 	}
+	if c.Provider != nil && len(c.Provider) == 0 {
+		return usage("--provider is empty, want names of networks")
+	}
 	if c.Sysfs != "" && len(c.Provider) > 0 {
 		return usage("--provider: nothing can be sent on the machine of --sysfs")
 	}
@@ -78,11 +81,7 @@ func (c *doctorCmd) Run(ctx context.Context, u *ui) error {
 	lines := doctor.Check(facts)
 	u.printf("%s", doctor.Text(lines))
 	if !facts.Captured {
-		networks, err := c.networks()
-		if err != nil {
-			return err
-		}
-		for _, n := range networks {
+		for _, n := range c.networks() {
 			more := c.loopbacks(ctx, u, n)
 			if err := ctx.Err(); err != nil {
 				return context.Cause(ctx)

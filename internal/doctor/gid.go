@@ -35,28 +35,42 @@ func (f *Facts) gids(p topo.Port) []Line {
 		return fail(give, "only link-local GIDs (%s): they mean another host on each link", list(second))
 	}
 	var lines []Line
-	if strange := slices.DeleteFunc(slices.Clone(routable), f.own); len(strange) > 0 {
-		lines = warn("ip addr shows what the interface has; a GID that stays behind goes with: ip link set "+p.NetDev+" down, and up",
-			"not of an address of the interface, so that packets from there are dropped: %s", list(strange))
-		routable = slices.DeleteFunc(routable, func(g topo.GID) bool { return slices.Contains(strange, g) })
+	own := slices.DeleteFunc(slices.Clone(routable), func(g topo.GID) bool { return f.place(g) != here })
+	if len(own) > 0 {
+		lines = ok("RoCE v2: %s", list(own))
 	}
-	if len(routable) > 0 {
-		lines = append(lines, ok("RoCE v2: %s", list(routable))...)
+	if gone := slices.DeleteFunc(slices.Clone(routable), func(g topo.GID) bool { return f.place(g) != nowhere }); len(gone) > 0 {
+		lines = append(lines, warn("ip addr shows what the interface has; a GID that stays behind goes with: ip link set "+gone[0].NetDev+" down, and up",
+			"%s has no such address, so that packets from there are dropped: %s", gone[0].NetDev, list(gone))...)
+	}
+	if far := slices.DeleteFunc(slices.Clone(routable), func(g topo.GID) bool { return f.place(g) != elsewhere }); len(far) > 0 {
+		lines = append(lines, warn("docker --network host; a pod: hostNetwork, or the NIC's interface given to it (SR-IOV or host-device CNI)",
+			"%s is not in this network namespace, so that connections from there fail: %s", far[0].NetDev, list(far))...)
 	}
 	return lines
 }
 
-// own reports whether a GID stands for an address of its interface, or that this is not known.
-func (f *Facts) own(g topo.GID) bool {
+// place is where the address of a GID is.
+type place int
+
+const (
+	here      place = iota // at its interface, or nobody knows
+	nowhere                // its interface does not have it
+	elsewhere              // its interface is in another network namespace
+)
+
+func (f *Facts) place(g topo.GID) place {
 	if !f.Net.Known || g.NetDev == "" {
-		return true
+		return here
 	}
-	for _, i := range f.Net.Interfaces {
-		if i.Name == g.NetDev {
-			return slices.ContainsFunc(i.Addrs, func(a netip.Prefix) bool { return a.Addr() == g.IP() })
-		}
+	i := slices.IndexFunc(f.Net.Interfaces, func(i Interface) bool { return i.Name == g.NetDev })
+	switch {
+	case i < 0:
+		return elsewhere
+	case slices.ContainsFunc(f.Net.Interfaces[i].Addrs, func(a netip.Prefix) bool { return a.Addr() == g.IP() }):
+		return here
 	}
-	return false // an interface that is not in this network namespace
+	return nowhere
 }
 
 // list is GIDs for people: their index and address.
