@@ -133,7 +133,7 @@ var troubles = []struct {
 		"two cards in one subnet", func(f *Facts) {
 			f.Net.Interfaces[1].Addrs[0], f.Net.All.RPFilter = netip.MustParsePrefix("10.0.0.2/24"), 1
 		},
-		"subnets", "eth0, eth1", Warn, "both are in 10.0.0.0/24", "net.ipv4.conf.eth0.rp_filter=2 net.ipv4.conf.eth0.arp_ignore=1 net.ipv4.conf.eth0.arp_announce=2",
+		"subnets", "10.0.0.0/24", Warn, "eth0, eth1 are in it", "net.ipv4.conf.eth0.arp_announce=2 net.ipv4.conf.eth0.arp_ignore=1 net.ipv4.conf.eth0.rp_filter=2",
 	},
 	{
 		"one card that cannot be opened", func(f *Facts) { f.Files[0].Reason = "permission denied" },

@@ -2,6 +2,8 @@ package doctor
 
 import (
 	"fmt"
+	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -163,12 +165,16 @@ func checkSubnets(f *Facts) []Line {
 	if !f.Net.Known {
 		return f.unknown("addresses")
 	}
+	in := map[netip.Prefix][]Interface{}
+	for _, i := range f.Net.Interfaces {
+		for _, subnet := range subnets(i) {
+			in[subnet] = append(in[subnet], i)
+		}
+	}
 	var lines []Line
-	for i, a := range f.Net.Interfaces {
-		for _, b := range f.Net.Interfaces[i+1:] {
-			if subnet, both := shared(a, b); both {
-				lines = append(lines, about(a.Name+", "+b.Name, f.checkPair(a, b, subnet))...)
-			}
+	for _, subnet := range slices.SortedFunc(maps.Keys(in), netip.Prefix.Compare) {
+		if len(in[subnet]) > 1 {
+			lines = append(lines, about(subnet.String(), f.checkSubnet(in[subnet]))...)
 		}
 	}
 	if len(lines) == 0 {
@@ -177,37 +183,39 @@ func checkSubnets(f *Facts) []Line {
 	return lines
 }
 
-// shared is a subnet of IPv4 that both interfaces are in.
-func shared(a, b Interface) (string, bool) {
-	for _, x := range a.Addrs {
-		for _, y := range b.Addrs {
-			if x.Addr().Is4() && y.Addr().Is4() && !x.Addr().IsLoopback() && x.Bits() < 32 && x.Overlaps(y) {
-				return x.Masked().String(), true
-			}
+// subnets are those of IPv4 that an interface reaches others in, each once.
+func subnets(i Interface) []netip.Prefix {
+	var all []netip.Prefix
+	for _, a := range i.Addrs {
+		if a.Addr().Is4() && !a.Addr().IsLoopback() && !a.IsSingleIP() && !slices.Contains(all, a.Masked()) {
+			all = append(all, a.Masked())
 		}
 	}
-	return "", false
+	return all
 }
 
-func (f *Facts) checkPair(a, b Interface, subnet string) []Line {
+func (f *Facts) checkSubnet(of []Interface) []Line {
 	all := f.Net.All
-	var wrong []string
-	for _, x := range []Interface{a, b} {
-		if v := max(all.RPFilter, x.Conf.RPFilter); v == 1 {
-			wrong = append(wrong, fmt.Sprintf("net.ipv4.conf.%s.rp_filter=2", x.Name))
+	var names, wrong []string
+	for _, x := range of {
+		names = append(names, x.Name)
+		want := func(bad bool, setting string) {
+			if bad {
+				wrong = append(wrong, "net.ipv4.conf."+x.Name+"."+setting)
+			}
 		}
-		if all.ARPFilter|x.Conf.ARPFilter == 0 && max(all.ARPIgnore, x.Conf.ARPIgnore) == 0 {
-			wrong = append(wrong, fmt.Sprintf("net.ipv4.conf.%s.arp_ignore=1", x.Name))
-		}
-		if max(all.ARPAnnounce, x.Conf.ARPAnnounce) < 2 {
-			wrong = append(wrong, fmt.Sprintf("net.ipv4.conf.%s.arp_announce=2", x.Name))
-		}
+		want(max(all.RPFilter, x.Conf.RPFilter) == 1, "rp_filter=2")
+		want(all.ARPFilter|x.Conf.ARPFilter == 0 && max(all.ARPIgnore, x.Conf.ARPIgnore) == 0, "arp_ignore=1")
+		want(max(all.ARPAnnounce, x.Conf.ARPAnnounce) < 2, "arp_announce=2")
 	}
+	slices.Sort(names)
+	who := strings.Join(names, ", ")
 	if len(wrong) == 0 {
-		return ok("both are in %s, and each answers for itself", subnet)
+		return ok("%s are in it, and each answers for itself", who)
 	}
-	return warn("sysctl "+strings.Join(wrong, " ")+", and a route table for each address (ip rule)",
-		"both are in %s: answers may name, or come from, the other one, so that a rail works in one direction, or not at all", subnet)
+	slices.Sort(wrong)
+	return warn("sysctl "+strings.Join(wrong, " ")+"; and a table of routes for each address (ip rule)",
+		"%s are in it: answers may name another one, or come from it, so that a rail works in one direction, or not at all", who)
 }
 
 // amount is a size for people.
