@@ -40,7 +40,9 @@ type Engine struct {
 	callerSpin time.Duration // how long waiting callers look before they sleep; fixed by Open
 
 	rails     []provider.Device // as opened
+	caps      []provider.Caps   // by rail
 	deadRails []atomic.Bool     // by rail; set by the worker
+	leftOut   map[string]string // see Stats.LeftOut; fixed by Open
 	worker    *worker
 	notes     *dispatcher
 	calls     *callbacks

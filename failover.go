@@ -55,7 +55,7 @@ func (s *session) setSlots(ways []plan) {
 			if len(s.slots) == wire.MaxRails {
 				return
 			}
-			s.slots = append(s.slots, rail.Slot{Local: int(pair.Answerer), Remote: way.alternatives(pair.Dialer), Class: uint8(class)})
+			s.slots = append(s.slots, rail.Slot{Local: int(pair.Answerer), Remote: pair.dialers, Class: uint8(class)})
 		}
 	}
 }
@@ -67,7 +67,7 @@ func (e *Engine) allowed() []bool {
 	}
 	out := make([]bool, len(e.rails))
 	for i, d := range e.rails {
-		out[i] = d.Provider == e.opts.Require
+		out[i] = serves(d.Provider, e.opts.Require)
 	}
 	return out
 }

@@ -291,7 +291,7 @@ func TestNextPathIsTaken(t *testing.T) {
 					t.Errorf("the other side waited for its links until the end: %v", took)
 				}
 				reason := b.Stats().Peers[0].Reason
-				if p.Path() != "tcp" || !strings.Contains(reason, "tried before: [shm: ") {
+				if p.Path() != "tcp" || !strings.Contains(reason, "; not shm: ") {
 					t.Fatalf("path %s: %s", p.Path(), reason)
 				}
 				tr, err := a.Signal(hawser.Signal{To: p, Imm: 1})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/hawser-project/hawser/internal/rail"
@@ -18,13 +19,22 @@ import (
 // leadLinks is the answerer's part: it proposes one path after the other until the links of one come up.
 func (s *session) leadLinks(ctx context.Context, c *control, h *wire.Hello) error {
 	ours := s.e.wireRails()
-	ways := plans(s.e.opts.Providers, []string{s.e.opts.Require, h.Require}, h.Rails, ours)
+	ways, missing := plans(s.e.opts.Providers, &party{h.Rails, h.Require}, &party{ours, s.e.opts.Require}, s.e.cards)
 	if len(ways) == 0 {
 		return refuse(wire.RefusePath, "no rail of one side reaches a rail of the other: you have %s%s, this side has %s%s",
 			describe(h.Rails), requireText(h.Require), describe(ours), requireText(s.e.opts.Require))
 	}
 	var tried []string
 	for i, way := range ways {
+		for _, p := range s.e.opts.Providers { // why it is none of those that are preferred
+			if p.Name() == way.path {
+				break
+			}
+			if why := missing[p.Name()]; why != "" {
+				tried = append(tried, fmt.Sprintf("%s: %s", p.Name(), why))
+				delete(missing, p.Name())
+			}
+		}
 		fault, err := s.tryPath(ctx, c, way, tried)
 		if err != nil {
 			return err
@@ -35,20 +45,20 @@ func (s *session) leadLinks(ctx context.Context, c *control, h *wire.Hello) erro
 		}
 		tried = append(tried, fmt.Sprintf("%s: %s", way.path, fault))
 	}
-	return refuse(wire.RefusePath, "no path works: %v", tried)
+	return refuse(wire.RefusePath, "no path works: %s", strings.Join(tried, ", "))
 }
 
 // tryPath proposes one path; fault says why it did not come up.
 func (s *session) tryPath(ctx context.Context, c *control, way plan, tried []string) (fault string, err error) {
 	reason := way.text
 	if len(tried) > 0 {
-		reason = fmt.Sprintf("%s; tried before: %v", way.text, tried)
+		reason = fmt.Sprintf("%s; not %s", way.text, strings.Join(tried, ", not "))
 	}
 	rp, err := s.begin(way.path, reason, len(way.pairs))
 	if err != nil {
 		return "", err
 	}
-	links := slices.Clone(way.pairs)
+	links := way.links()
 	if err := s.offer(rp, links, func(l wire.Link) uint16 { return l.Answerer }); err != nil {
 		return err.Error(), nil //nolint:nilerr // the next path may work
 	}
@@ -141,7 +151,7 @@ func (s *session) followPath(ctx context.Context, c *control, m *wire.Links) err
 }
 
 func (s *session) checkLinks(m *wire.Links) error {
-	if s.e.opts.Require != "" && m.Path != s.e.opts.Require {
+	if s.e.opts.Require != "" && !serves(m.Path, s.e.opts.Require) {
 		return refuse(wire.RefusePath, "%s is offered%s", m.Path, requireText(s.e.opts.Require))
 	}
 	if len(m.Links) == 0 {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/hawser-project/hawser/internal/imm"
@@ -20,11 +21,13 @@ type Options struct {
 	// Name is a stable name of this process, told to peers. It need not be unique. Default: none.
 	Name string
 
-	// Providers are the networks to use, most preferred first. Default: shared memory, then TCP.
+	// Providers are the networks to use, most preferred first. Default: shared memory, then TCP. With a peer, the best one that works
+	// carries everything, over all its rails; the others stand by until none of those is left.
 	Providers []provider.Provider
 
-	// Rails are the devices to open. Default: the first device of each provider. The same device may be listed more than
-	// once; each entry is a rail of its own.
+	// Rails are the devices to open; one that cannot be opened is an error. The same device may be listed more than once; each entry is a
+	// rail of its own. Default: the first device of each provider, of those that are made of cards the first 8, and what cannot be used is
+	// left out (Stats.LeftOut). Cards are left out, too, when the process may pin less than 256 MiB (ulimit -l).
 	Rails []Rail
 
 	// Listen is the address of the control listener for peers that cannot use this host's unix sockets. Default
@@ -50,7 +53,8 @@ type Options struct {
 	// Insecure allows a listener that anybody on the network can talk to.
 	Insecure bool
 
-	// Require names a provider: peers that cannot be reached over it are refused, instead of being reached over another.
+	// Require names a provider, or a family of them ("ofi" is "ofi" and "ofi:tcp" alike): peers that cannot be reached over it are
+	// refused, instead of being reached over another.
 	Require string
 
 	// PeerTimeout is the silence after which a peer counts as dead that anything depends on: an operation or a message to it is under
@@ -87,12 +91,14 @@ type Options struct {
 
 	// Log receives one line for each connection, path and failure. Default: nothing is logged.
 	Log *slog.Logger
+
+	anyNetwork bool // Providers was empty
 }
 
 // Rail names a device of a provider.
 type Rail struct {
 	Provider string // "shm", "tcp", ...
-	Device   string // provider.Device.Name; empty means its first device
+	Device   string // provider.Device.Name; empty means its first device, AllDevices each one
 }
 
 const (
@@ -105,7 +111,7 @@ const (
 // withDefaults fills what is zero and returns all faults at once.
 func (o Options) withDefaults() (Options, error) {
 	var errs []error
-	if len(o.Providers) == 0 {
+	if o.anyNetwork = len(o.Providers) == 0; o.anyNetwork {
 		o.Providers = []provider.Provider{shm.New(), tcp.New()}
 	}
 	if o.Listen == "" {
@@ -154,7 +160,7 @@ func (o Options) withDefaults() (Options, error) {
 	if len(o.Rails) > wire.MaxRails {
 		errs = append(errs, fmt.Errorf("%d rails: %w: at most %d", len(o.Rails), ErrInvalid, wire.MaxRails))
 	}
-	if o.Require != "" && !names[o.Require] {
+	if o.Require != "" && !slices.ContainsFunc(o.Providers, func(p provider.Provider) bool { return serves(p.Name(), o.Require) }) {
 		errs = append(errs, fmt.Errorf("require %s: %w: no such provider, there are %s", o.Require, ErrInvalid, list(o.Providers)))
 	}
 	for _, err := range []error{o.checkListen(), o.checkAdvertise(), o.TLS.check()} {

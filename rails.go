@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync/atomic"
 
@@ -17,21 +18,20 @@ import (
 
 // openRails opens the devices and starts the worker that owns them.
 func (e *Engine) openRails(ctx context.Context) error {
-	devices, err := e.chooseDevices(ctx)
-	if err != nil {
-		return err
-	}
 	parker, err := cpu.NewParker()
 	if err != nil {
 		return err
 	}
 	w := &worker{e: e, parker: parker, mode: e.opts.Poll, done: make(chan struct{}), recorder: record.New(e.opts.FlightEvents)}
-	var domains []provider.Domain
+	o := &opener{e: e, bell: parker}
 	fail := func(err error) error {
-		for _, d := range domains {
+		for _, d := range o.domains {
 			err = errors.Join(err, d.Close())
 		}
 		return errors.Join(err, parker.Close())
+	}
+	if err := o.openAll(ctx); err != nil {
+		return fail(err)
 	}
 	n, err := cores()
 	if err != nil {
@@ -41,25 +41,18 @@ func (e *Engine) openRails(ctx context.Context) error {
 		e.callerSpin = callerSpin
 	}
 	receives := 0
-	for i, dev := range devices {
-		d, err := e.provider(dev.Provider).Open(ctx, dev, provider.Config{Bell: parker})
-		if err != nil {
-			return fail(fmt.Errorf("rail %s/%s: %w", dev.Provider, dev.Name, err))
-		}
-		domains = append(domains, d)
-		if d.Caps().CrossHost && e.opts.TLS != nil && !e.opts.PlainData {
-			return fail(fmt.Errorf("rail %s/%s: %w: TLS does not reach its data, which leaves this host in plain: set PlainData if that is wanted", dev.Provider, dev.Name, ErrInvalid))
-		}
-		receives += d.Caps().RecvDepth
-		devices[i].Fabric, devices[i].LinkBits = d.Caps().Fabric, d.Caps().LinkBits
+	for _, d := range o.domains {
+		c := d.Caps()
+		e.caps = append(e.caps, c)
+		receives += c.RecvDepth
 	}
-	if w.thread, err = chooseThread(&e.opts, devices, n, cpu.Near); err != nil {
+	if w.thread, err = chooseThread(&e.opts, o.devices, n, cpu.Near); err != nil {
 		return fail(err)
 	}
 	w.cores = n
-	e.rails, e.deadRails = devices, make([]atomic.Bool, len(devices))
+	e.rails, e.deadRails, e.leftOut = o.devices, make([]atomic.Bool, len(o.devices)), o.leftOut
 	e.inbox = newInbox(e.notes, receives)
-	mem.Near(w.thread.node, func() { w.group, err = rail.New(domains, w, w.wake) })
+	mem.Near(w.thread.node, func() { w.group, err = rail.New(o.domains, w, w.wake) })
 	if err != nil {
 		return errors.Join(err, parker.Close()) // the group has closed the domains
 	}
@@ -75,48 +68,153 @@ func (e *Engine) openRails(ctx context.Context) error {
 	return nil
 }
 
-// chooseDevices turns Options.Rails into devices. Without them, a provider that is not available is left out; at least one must
-// be.
-func (e *Engine) chooseDevices(ctx context.Context) ([]provider.Device, error) {
-	var out []provider.Device
-	if len(e.opts.Rails) > 0 {
-		for _, r := range e.opts.Rails {
-			dev, err := findDevice(ctx, e.provider(r.Provider), r.Device)
-			if err != nil {
-				return nil, fmt.Errorf("rail %s/%s: %w", r.Provider, r.Device, err)
-			}
-			out = append(out, dev)
-		}
-		return out, e.checkRequired(out, nil)
-	}
-	var errs []error
-	for _, p := range e.opts.Providers {
-		dev, err := findDevice(ctx, p, "")
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", p.Name(), err))
-			continue
-		}
-		out = append(out, dev)
-	}
-	if len(out) == 0 {
-		return nil, fmt.Errorf("no network can be used: %w", errors.Join(errs...))
-	}
-	for _, err := range errs {
-		e.opts.Log.Warn("provider left out", "err", err)
-	}
-	return out, e.checkRequired(out, errs)
+// AllDevices is a Rail.Device that stands for each device that the provider lists.
+const AllDevices = "*"
+
+// maxCards is how many cards of one provider an engine opens that was not told which: more than any device of today is served by.
+const maxCards = 8
+
+// minLock is how many bytes a process must be able to pin before cards are used that nobody asked for. With less, the buffers of the
+// rails would fit, but then hardly any memory could be registered, and without the cards all of it could. Tests change it.
+var minLock uint64 = 256 << 20
+
+// opener opens the rails of an engine. What it has opened is its caller's.
+type opener struct {
+	e       *Engine
+	bell    provider.Bell
+	domains []provider.Domain
+	devices []provider.Device // of domains
+	leftOut map[string]string // providers, and devices of them, that were not listed and cannot be used: why
+	errs    []error           // the same
 }
 
-// checkRequired refuses to start without a rail of the network that is required: no peer could ever be reached.
-func (e *Engine) checkRequired(devices []provider.Device, leftOut []error) error {
-	name := e.opts.Require
-	if name == "" || slices.ContainsFunc(devices, func(d provider.Device) bool { return d.Provider == name }) {
-		return nil
+// openAll opens what Options.Rails lists, all or nothing, or what there is.
+func (o *opener) openAll(ctx context.Context) error {
+	e := o.e
+	for _, r := range e.opts.Rails {
+		if err := o.listed(ctx, e.provider(r.Provider), r.Device); err != nil {
+			return fmt.Errorf("rail %s/%s: %w", r.Provider, r.Device, err)
+		}
 	}
-	if len(leftOut) == 0 {
+	if len(e.opts.Rails) == 0 {
+		for _, p := range e.opts.Providers {
+			o.found(ctx, p)
+		}
+		if len(o.domains) == 0 {
+			return fmt.Errorf("no network can be used: %w", errors.Join(o.errs...))
+		}
+	}
+	name := e.opts.Require
+	switch {
+	case name == "" || slices.ContainsFunc(o.devices, func(d provider.Device) bool { return serves(d.Provider, name) }):
+		return nil // else no peer could ever be reached
+	case len(o.errs) == 0:
 		return fmt.Errorf("require %s: %w: none of Rails is of it", name, ErrInvalid)
 	}
-	return fmt.Errorf("require %s: %w", name, errors.Join(leftOut...))
+	return fmt.Errorf("require %s: %w", name, errors.Join(o.errs...))
+}
+
+// listed opens a device by name; empty means the first. A name that the provider does not list is handed to it as it is: it may open
+// devices that it does not list, such as any local address.
+func (o *opener) listed(ctx context.Context, p provider.Provider, name string) error {
+	devs, err := p.Devices(ctx)
+	if err != nil {
+		return err
+	}
+	if len(devs) == 0 && (name == "" || name == AllDevices) {
+		return errNoDevice
+	}
+	switch name {
+	case "":
+		devs = devs[:1]
+	case AllDevices:
+		if n := len(o.domains) + len(devs); n > wire.MaxRails {
+			return fmt.Errorf("%d rails: %w: at most %d", n, ErrInvalid, wire.MaxRails)
+		}
+	default:
+		i := slices.IndexFunc(devs, func(d provider.Device) bool { return d.Name == name })
+		if i < 0 {
+			devs, i = []provider.Device{{Provider: p.Name(), Name: name, NUMA: -1}}, 0
+		}
+		devs = devs[i : i+1]
+	}
+	for _, dev := range devs {
+		if _, err := o.open(ctx, p, dev); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var errNoDevice = fmt.Errorf("%w: no device", ErrUnavailable)
+
+// found opens what a provider has: its first device, and of one that is made of cards, which pin memory, the others too.
+func (o *opener) found(ctx context.Context, p provider.Provider) {
+	devs, err := p.Devices(ctx)
+	if err == nil && len(devs) == 0 {
+		err = errNoDevice
+	}
+	if err != nil {
+		o.leave(p.Name(), err)
+		return
+	}
+	cards := 0
+	for i := 0; i < len(devs) && cards < maxCards; i++ {
+		d, err := o.open(ctx, p, devs[i])
+		switch {
+		case err != nil:
+			o.leave(p.Name()+"/"+devs[i].Name, err)
+		case !d.Caps().PinsMemory:
+			return
+		default:
+			if cards++; cards > 1 {
+				continue
+			}
+			if err := mem.CheckLock(minLock); err != nil {
+				o.leave(p.Name(), errors.Join(err, o.closeLast()))
+				return
+			}
+		}
+	}
+}
+
+// open opens one device.
+func (o *opener) open(ctx context.Context, p provider.Provider, dev provider.Device) (provider.Domain, error) {
+	d, err := p.Open(ctx, dev, provider.Config{Bell: o.bell})
+	if err != nil {
+		return nil, err
+	}
+	c := d.Caps()
+	dev.Fabric, dev.LinkBits = c.Fabric, c.LinkBits
+	o.domains, o.devices = append(o.domains, d), append(o.devices, dev)
+	if c.CrossHost && o.e.opts.TLS != nil && !o.e.opts.PlainData {
+		err := fmt.Errorf("%w: TLS does not reach its data, which leaves this host in plain: set PlainData if that is wanted", ErrInvalid)
+		return nil, errors.Join(err, o.closeLast())
+	}
+	return d, nil
+}
+
+// closeLast takes back what was opened last.
+func (o *opener) closeLast() error {
+	last := len(o.domains) - 1
+	d := o.domains[last]
+	o.domains, o.devices = o.domains[:last], o.devices[:last]
+	return d.Close()
+}
+
+// leave notes what was not listed and cannot be used. That a network is not there is how most machines are; that it is there and does not
+// work is not.
+func (o *opener) leave(what string, err error) {
+	if o.leftOut == nil {
+		o.leftOut = map[string]string{}
+	}
+	o.leftOut[what] = err.Error()
+	o.errs = append(o.errs, fmt.Errorf("%s: %w", what, err))
+	level := slog.LevelWarn
+	if o.e.opts.anyNetwork && errors.Is(err, ErrUnavailable) {
+		level = slog.LevelDebug
+	}
+	o.e.opts.Log.Log(o.e.ctx, level, "network left out", "network", what, "err", err)
 }
 
 func (e *Engine) provider(name string) provider.Provider {
@@ -126,24 +224,6 @@ func (e *Engine) provider(name string) provider.Provider {
 		}
 	}
 	return nil // withDefaults has checked the names
-}
-
-// findDevice finds a device by name; empty means the first. A name that is not listed is handed to the provider as it is:
-// it may open devices that it does not list, such as any local address.
-func findDevice(ctx context.Context, p provider.Provider, name string) (provider.Device, error) {
-	devs, err := p.Devices(ctx)
-	if err != nil {
-		return provider.Device{}, err
-	}
-	for _, d := range devs {
-		if d.Name == name || name == "" {
-			return d, nil
-		}
-	}
-	if len(devs) == 0 {
-		return provider.Device{}, fmt.Errorf("%w: no device", ErrUnavailable)
-	}
-	return provider.Device{Provider: p.Name(), Name: name, NUMA: -1}, nil
 }
 
 // wireRails is what peers are told about our rails.
@@ -158,62 +238,12 @@ func (e *Engine) wireRails() []wire.Rail {
 	return out
 }
 
-// plan is one way to reach a peer: a provider, and which rails of both sides are paired.
-type plan struct {
-	path  string
-	pairs []wire.Link // rails only
-	text  string
-	ds    []uint16 // rails of the dialer
-}
-
-// alternatives are the rails of the dialer that a link may join, the paired one first.
-func (p *plan) alternatives(paired uint16) []uint16 {
-	i := max(slices.Index(p.ds, paired), 0)
-	return append(slices.Clone(p.ds[i:]), p.ds[:i]...)
-}
-
-// plans lists the ways between two engines, most preferred first: by the answerer's order of providers, and only those that
-// every non-empty string of require names. Rails are paired when provider and fabric are equal; rail r of the longer list
-// meets rail r mod n of the shorter one.
-func plans(prefer []provider.Provider, require []string, dialer, answerer []wire.Rail) []plan {
-	var out []plan
-	for _, p := range prefer {
-		if slices.ContainsFunc(require, func(r string) bool { return r != "" && r != p.Name() }) {
-			continue
-		}
-		for _, fabric := range fabrics(answerer, p.Name()) {
-			ds, as := indexes(dialer, p.Name(), fabric), indexes(answerer, p.Name(), fabric)
-			if len(ds) == 0 || len(as) == 0 {
-				continue
-			}
-			pl := plan{ds: ds, path: p.Name(), text: fmt.Sprintf("%s, %d x %d rails", p.Name(), len(ds), len(as))}
-			for r := range max(len(ds), len(as)) {
-				pl.pairs = append(pl.pairs, wire.Link{Dialer: ds[r%len(ds)], Answerer: as[r%len(as)]})
-			}
-			out = append(out, pl)
+// cards reports whether a network is made of cards, here.
+func (e *Engine) cards(network string) bool {
+	for i, d := range e.rails {
+		if d.Provider == network && e.caps[i].PinsMemory {
+			return true
 		}
 	}
-	return out
-}
-
-func fabrics(rails []wire.Rail, name string) []string {
-	var out []string
-	seen := map[string]bool{}
-	for _, r := range rails {
-		if r.Provider == name && !seen[r.Fabric] {
-			seen[r.Fabric] = true
-			out = append(out, r.Fabric)
-		}
-	}
-	return out
-}
-
-func indexes(rails []wire.Rail, name, fabric string) []uint16 {
-	var out []uint16
-	for i, r := range rails {
-		if r.Provider == name && r.Fabric == fabric && r.Down == 0 {
-			out = append(out, uint16(i))
-		}
-	}
-	return out
+	return false
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 // Stats is a snapshot of an engine.
 type Stats struct {
 	Rails    []RailStats
+	LeftOut  map[string]string // networks, or devices of them (provider/device), that Options.Rails does not list and that cannot be used here: why
 	Peers    []PeerStats
 	Inflight int64 // operations submitted and not ended
 	Counters int   // immediates that have a counter
@@ -156,6 +158,7 @@ func (w *worker) look(sessions []*session) look {
 // It asks the worker, so it is for people and monitors, not for hot paths.
 func (e *Engine) Stats() Stats {
 	st := Stats{
+		LeftOut:  maps.Clone(e.leftOut),
 		Inflight: e.inflight.Load(), Counters: e.imms.Len(), StaleImms: e.managed.stale.count.Load(),
 		Watchers: len(*e.watches.list.Load()), Callbacks: e.calls.ran.stats(), Watches: e.watches.ran.stats(),
 	}
