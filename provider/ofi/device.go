@@ -1,0 +1,210 @@
+//go:build cgo
+
+package ofi
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-project/hawser/provider"
+)
+
+// software are the layers of libfabric that emulate a network; a name of a provider is a list of layers.
+var software = []string{"tcp", "udp", "shm", "sm2", "sockets", "net", "lnx", "ofi_mrail", "mem"}
+
+// device is an entry of fi_getinfo as the contract sees it.
+type device struct {
+	dev      provider.Device
+	software bool
+}
+
+func (n network) devices() ([]provider.Device, error) {
+	all, about, err := n.list()
+	if err != nil {
+		return nil, err
+	}
+	freeInfos(all)
+	devs := make([]provider.Device, len(about))
+	for i := range about {
+		devs[i] = about[i].dev
+	}
+	return devs, nil
+}
+
+// find is the entry of a device; the caller frees it.
+func (n network) find(name string) (*info, device, error) {
+	all, about, err := n.list()
+	if err != nil {
+		return nil, device{}, err
+	}
+	i := slices.IndexFunc(about, func(d device) bool { return d.dev.Name == name })
+	if i < 0 {
+		freeInfos(all)
+		return nil, device{}, fmt.Errorf("%w: there is no such device", provider.ErrInvalid)
+	}
+	found := all[i]
+	freeInfos(slices.Delete(all, i, i+1))
+	return found, about[i], nil
+}
+
+// list is what can be opened: loopback first, each name once. The caller frees the entries.
+func (n network) list() ([]*info, []device, error) {
+	lib, err := loadLibrary()
+	if err != nil {
+		return nil, nil, err
+	}
+	var all []*info
+	if !isSoftware(n.Provider) { // with the memory of devices, where there is any
+		all, err = lib.infos(n.Provider, true)
+	}
+	if len(all) == 0 {
+		all, err = lib.infos(n.Provider, false)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %s finds nothing that has reliable datagrams, messages and writes%s: %w", provider.ErrUnavailable,
+			lib.path, n.hint(), err)
+	}
+	type pair struct {
+		i *info
+		d device
+	}
+	var pairs []pair
+	for _, i := range all {
+		d, ok := n.describe(i)
+		if !ok || slices.ContainsFunc(pairs, func(p pair) bool { return p.d.dev.Name == d.dev.Name }) {
+			i.free()
+			continue
+		}
+		pairs = append(pairs, pair{i, d})
+	}
+	if len(pairs) == 0 {
+		return nil, nil, fmt.Errorf("%w: %s finds only networks that are emulated in software%s", provider.ErrUnavailable, lib.path, n.hint())
+	}
+	slices.SortStableFunc(pairs, func(a, b pair) int { return cmp.Compare(order(a.d), order(b.d)) })
+	infos, about := make([]*info, len(pairs)), make([]device, len(pairs))
+	for k, p := range pairs {
+		infos[k], about[k] = p.i, p.d
+	}
+	return infos, about, nil
+}
+
+func order(d device) int {
+	if d.dev.Loopback {
+		return 0
+	}
+	return 1
+}
+
+// hint says what a user may lack.
+func (n network) hint() string {
+	switch {
+	case n.Provider == "efa" || n.Provider == "":
+		return " (for EFA: an instance with EFA interfaces attached, their kernel driver, and rdma-core; see fi_info -p efa)"
+	default:
+		return " (see fi_info -p '" + n.Provider + "')"
+	}
+}
+
+func isSoftware(layers string) bool {
+	return slices.ContainsFunc(strings.Split(layers, ";"), func(l string) bool { return slices.Contains(software, l) })
+}
+
+// describe reports false for an entry that Options exclude or that lacks what the package needs.
+func (n network) describe(i *info) (d device, ok bool) {
+	s := &i.desc
+	prov, domain := text(&s.provider), text(&s.domain)
+	d.software = isSoftware(prov)
+	if n.Provider == "" && (d.software || s.has_nic == 0) || s.data_size < 4 || s.mr_mode&mrEndpoint != 0 {
+		return d, false
+	}
+	if s.data_size < 8 && d.software {
+		return d, false // the source of an immediate does not fit
+	}
+	name, ip := domain, address(s)
+	fabric := text(&s.fabric)
+	if ip.IsValid() {
+		name += "/" + ip.String()
+		if ip.Is6() && ip.IsLinkLocalUnicast() {
+			return d, false // means another host on each link
+		}
+		fabric = "ip" // whoever has a route
+	}
+	d.dev = provider.Device{
+		Provider: n.Name(), Name: name, Fabric: "ofi:" + prov + ":" + fabric,
+		LinkBits: uint64(s.link_bits), NUMA: numa(s), Loopback: d.software && !ip.IsValid() || ip.IsLoopback(),
+	}
+	if d.dev.Loopback {
+		d.dev.Fabric += ":" + bootID()
+	}
+	if ip.Is6() {
+		d.dev.Fabric += ":6"
+	}
+	if d.dev.LinkBits == 0 && ip.IsValid() {
+		d.dev.LinkBits = linkSpeed(domain)
+	}
+	return d, true
+}
+
+// address is the source address of an entry, when it is a socket's.
+func address(s *deviceDesc) netip.Addr {
+	const v4, v6 = 16, 28 // lengths of sockaddr_in and sockaddr_in6
+	raw := s.addr[:]
+	b := make([]byte, len(raw))
+	for i := range raw {
+		b[i] = byte(raw[i])
+	}
+	switch family := binary.NativeEndian.Uint16(b); {
+	case s.addr_len == v4 && family == unix.AF_INET:
+		return netip.AddrFrom4([4]byte(b[4:8]))
+	case s.addr_len == v6 && family == unix.AF_INET6:
+		return netip.AddrFrom16([16]byte(b[8:24]))
+	}
+	return netip.Addr{}
+}
+
+// numa is the node of the NIC, -1 when unknown.
+func numa(s *deviceDesc) int {
+	if s.has_pci == 0 {
+		return -1
+	}
+	path := fmt.Sprintf("/sys/bus/pci/devices/%04x:%02x:%02x.%x/numa_node", s.pci_domain, s.pci_bus, s.pci_device, s.pci_function)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return -1
+	}
+	node, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return -1
+	}
+	return node
+}
+
+// linkSpeed is that of a network interface, bits per second.
+func linkSpeed(iface string) uint64 {
+	b, err := os.ReadFile("/sys/class/net/" + iface + "/speed")
+	if err != nil {
+		return 0 // the loopback has none
+	}
+	mbit, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 32)
+	if err != nil {
+		return 0
+	}
+	return mbit * 1_000_000
+}
+
+// bootID names this start of this host, empty when the kernel does not tell.
+func bootID() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}

@@ -1,0 +1,292 @@
+//go:build cgo
+
+package ofi
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-project/hawser/provider"
+)
+
+// Limits of a Domain.
+const (
+	// peerDepth is the window of a peer, in writes and messages. 64 KiB writes at 400 Gbit/s and 33 us of latency need 26.
+	peerDepth = 256
+	maxSend   = provider.MinMaxSend
+	recvDepth = 4096
+	// maxMsg is the longest write: what libfabric takes, up to this.
+	maxMsg     = 1 << 30
+	errorDepth = 1024
+	maxPeers   = 1 << provider.PeerIndexBits
+	// queueDepth is the length of the completion queue that is asked for; software providers let it grow.
+	queueDepth = 8192
+	// entriesPerPoll completions are fetched with one call.
+	entriesPerPoll = 128
+	// perVisit requests of a peer are posted at once: with more the message rate of EFA falls.
+	perVisit   = 32
+	batchLimit = 512
+	noteLen    = 4096 // bytes of a control message: what shm takes without a second copy
+	noteBufs   = 256  // control messages that may be under way from here
+	noteRecvs  = 256  // and that may arrive before they are looked at
+	// drainBound covers the writes that are under way on hardware when its peer goes silent.
+	drainBound = 5 * time.Second
+)
+
+var _ provider.Domain = (*domain)(nil)
+
+// domain is one open device. Owned by the owner of the Domain, like everything it points to.
+type domain struct {
+	name   string
+	bell   provider.Bell
+	caps   provider.Caps
+	closed bool
+	dead   error
+
+	rail     *rail
+	info     *info
+	private  bool   // each connection has an endpoint of its own; see doc.go
+	hardware bool   // a NIC does the work
+	virtual  bool   // remote addresses are virtual ones
+	provKey  bool   // the provider chooses keys
+	flags    uint64 // of writes
+
+	ctl     unsafe.Pointer // endpoint of control messages, and of writes unless private
+	ctlName []byte
+	self    hostID
+
+	peers       []*peer
+	freePeers   []uint16
+	generations []uint16
+	active      fifo[*peer] // have something to post
+	connecting  []*peer
+	dying       []*peer // to be ended by settle
+	ending      []*peer // shared endpoint: writes of ours are under way
+	live        int     // handles
+
+	targets   map[string]*target // by name of the endpoint for control messages
+	dests     []dest
+	freeDests []uint32
+	stuck     []*dest
+
+	regs     []registration
+	freeRegs []uint32
+	serial   uint64
+	scratch  mr // what empty writes of peers name
+	page     []byte
+
+	slabs [][]byte // of operations, free
+
+	out   fifo[provider.Completion]
+	recvs fifo[posting]
+	early fifo[*peer] // have messages that wait for a receive
+
+	notes    noteBox
+	batch    []*op
+	nbatch   int
+	entries  []entry
+	arenas   [][]byte
+	now      int64 // of the last Poll, coarse, nanoseconds
+	turns    uint32
+	moved    bool // the last turn did something
+	unknown  uint64
+	refused  uint64
+	protocol uint64
+
+	sleep sleeper
+}
+
+// Stats counts what a Domain refused. The Domains of this package have the method Stats() Stats, for the owner.
+type Stats struct {
+	Refused    uint64 // greetings with a wrong secret or for a handle that is not waiting
+	Violations uint64 // peers disconnected with StatusProtocol
+	Unknown    uint64 // immediates and control messages that name no connection
+}
+
+func (d *domain) Stats() Stats {
+	return Stats{Refused: d.refused, Violations: d.protocol, Unknown: d.unknown}
+}
+
+func (d *domain) Caps() provider.Caps { return d.caps }
+
+func (d *domain) errorf(format string, args ...any) error {
+	return fmt.Errorf(d.name+": "+format, args...)
+}
+
+func (n network) open(dev provider.Device, cfg provider.Config) (provider.Domain, error) {
+	peers := cfg.MaxPeers
+	if peers == 0 {
+		peers = provider.DefaultMaxPeers
+	}
+	if peers < 0 || peers > maxPeers {
+		return nil, fmt.Errorf("%w: MaxPeers %d, at most %d", provider.ErrInvalid, peers, maxPeers)
+	}
+	if cfg.Bell == nil {
+		return nil, fmt.Errorf("%w: no Bell", provider.ErrInvalid)
+	}
+	i, about, err := n.find(dev.Name)
+	if err != nil {
+		return nil, err
+	}
+	d := &domain{
+		name: n.Name() + " " + dev.Name, bell: cfg.Bell, info: i,
+		private: about.software, hardware: !about.software,
+		virtual: i.desc.mr_mode&mrVirtual != 0, provKey: i.desc.mr_mode&mrProvKey != 0,
+		flags:       flagDelivery,
+		peers:       make([]*peer, peers),
+		generations: make([]uint16, peers),
+		targets:     map[string]*target{},
+	}
+	d.sleep.init()
+	for i := range peers {
+		d.freePeers = append(d.freePeers, uint16(i))
+	}
+	d.caps = provider.Caps{
+		MaxMsg: min(uint64(i.desc.max_msg), maxMsg), MaxSend: maxSend, PeerDepth: peerDepth, RecvDepth: recvDepth,
+		CrossHost: !about.dev.Loopback, GrantRange: true, AccessEnds: true, PinsMemory: d.hardware,
+		DMABuf: d.hardware && uint64(i.desc.caps)&capHMEM != 0, LinkBits: about.dev.LinkBits, Fabric: about.dev.Fabric, DrainBound: drainBound,
+	}
+	if err := d.start(); err != nil {
+		return nil, errors.Join(err, d.free())
+	}
+	return d, nil
+}
+
+// start opens everything.
+func (d *domain) start() (err error) {
+	var seed [8]byte
+	if _, err := rand.Read(seed[:]); err != nil {
+		return err
+	}
+	d.serial = uint64(binary.LittleEndian.Uint32(seed[:]))
+	if d.self, err = thisHost(); err != nil {
+		return err
+	}
+	if d.rail, err = openRail(d.info, queueDepth, len(d.peers)); err != nil {
+		return fmt.Errorf("%w: %w", provider.ErrUnavailable, err)
+	}
+	if d.ctl, d.ctlName, err = d.rail.endpoint(d.hardware); err != nil {
+		return fmt.Errorf("%w: %w", provider.ErrUnavailable, err)
+	}
+	if d.hardware && emulatesWrites(d.ctl) {
+		return fmt.Errorf("%w: libfabric emulates writes on this device: its firmware or driver has no RDMA write, or FI_EFA_USE_DEVICE_RDMA=0 is set",
+			provider.ErrUnsupported)
+	}
+	if err := d.makeArenas(); err != nil {
+		return err
+	}
+	if d.scratch, err = d.rail.register(unsafe.Pointer(&d.page[0]), uint64(len(d.page)), accessRemote|accessLocal, d.newKey()); err != nil {
+		return err
+	}
+	if err := d.notes.start(d); err != nil {
+		return err
+	}
+	return d.sleep.open(d)
+}
+
+// arena is memory that is freed when the Domain is closed.
+func (d *domain) arena(bytes int) ([]byte, error) {
+	b, err := arena(bytes)
+	if err == nil {
+		d.arenas = append(d.arenas, b)
+	}
+	return b, err
+}
+
+func (d *domain) makeArenas() error {
+	ndests := 2*len(d.peers) + noteBufs
+	dests, err := d.arena(ndests * int(unsafe.Sizeof(dest{})))
+	if err != nil {
+		return err
+	}
+	d.dests = of[dest](dests, ndests)
+	for i := range ndests {
+		d.freeDests = append(d.freeDests, uint32(ndests-1-i))
+	}
+	batch, err := d.arena(batchLimit * int(unsafe.Sizeof((*op)(nil))))
+	if err != nil {
+		return err
+	}
+	d.batch = of[*op](batch, batchLimit)
+	entries, err := d.arena(entriesPerPoll * int(unsafe.Sizeof(entry{})))
+	if err != nil {
+		return err
+	}
+	d.entries = of[entry](entries, entriesPerPoll)
+	d.page, err = d.arena(unix.Getpagesize())
+	return err
+}
+
+// newKey is a key for a provider that lets us choose: not to be guessed.
+func (d *domain) newKey() uint64 {
+	if d.provKey {
+		return 0
+	}
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	k := binary.LittleEndian.Uint64(b[:])
+	if n := uint(d.info.desc.key_size); n > 0 && n < 8 {
+		k &= 1<<(8*n) - 1
+	}
+	return k
+}
+
+// closeTurns bounds how long Close tries to say goodbye.
+const closeTurns = 2000
+
+// Close implements [provider.Domain].
+func (d *domain) Close() error {
+	if d.closed {
+		return nil
+	}
+	for _, p := range d.peers {
+		if p != nil && p.phase != down {
+			d.fail(p, provider.StatusFlushed, 0)
+		}
+	}
+	for i := 0; i < closeTurns && d.dead == nil && (len(d.dying) > 0 || d.notes.waiting() > 0); i++ {
+		d.turn()
+		if !d.moved {
+			unix.Nanosleep(&unix.Timespec{Nsec: 50_000}, nil) // for the other side
+		}
+	}
+	d.closed = true
+	if err := d.free(); err != nil {
+		return d.errorf("close: %w", err)
+	}
+	return nil
+}
+
+// free gives everything back, in the order that libfabric wants.
+func (d *domain) free() (err error) {
+	err = d.sleep.close(d)
+	for _, p := range d.peers {
+		if p != nil {
+			err = errors.Join(err, d.closePeer(p))
+		}
+	}
+	if d.rail != nil {
+		if d.ctl != nil {
+			err = errors.Join(err, d.rail.closeEndpoint(d.ctl))
+		}
+		for i := range d.regs {
+			if d.regs[i].id != 0 {
+				err = errors.Join(err, d.rail.deregister(d.regs[i].local))
+			}
+		}
+		err = errors.Join(err, d.notes.close(d), d.rail.deregister(d.scratch), d.rail.close())
+	}
+	d.info.free()
+	for _, b := range d.arenas {
+		err = errors.Join(err, unix.Munmap(b))
+	}
+	d.arenas, d.rail, d.ctl, d.peers, d.regs, d.page = nil, nil, nil, nil, nil, nil
+	d.dests, d.batch, d.entries, d.slabs = nil, nil, nil, nil
+	return err
+}

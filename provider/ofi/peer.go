@@ -1,0 +1,412 @@
+//go:build cgo
+
+package ofi
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-project/hawser/provider"
+)
+
+// phase is where a peer is in its life.
+type phase uint8
+
+const (
+	offered phase = iota // Offer was called; the hello may have come already
+	waiting              // passive Connect was called, the hello has not come
+	greeting             // active: hello sent, the welcome has not come
+	up
+	ending // shared endpoint: being ended, writes of ours are under way
+	down   // ended; completions may be left in domain.out
+)
+
+// target is the endpoint for control messages of another Domain; all peers that lead there share it.
+type target struct {
+	name string
+	dest *dest
+	refs int
+}
+
+// peer is one handle. Owned by the owner of the Domain.
+type peer struct {
+	handle   provider.Peer
+	phase    phase
+	queued   bool // in domain.active
+	released bool // Disconnect or Fence was called
+	fenced   bool // Fence was called: KindFenced is owed
+	spent    bool // the secret was used
+	failing  bool // in domain.dying
+	hungry   bool // in domain.early
+	bye      bool // the other side has gone or knows
+	told     bool // KindPeerDown was given out
+	status   provider.Status
+	detail   uint32
+	deadline int64 // of the phases waiting, greeting, ending
+
+	secret [secretSize]byte
+	remote offer // what Connect was given
+	hello  hello // what came before Connect
+
+	to    *target
+	data  *dest
+	ep    unsafe.Pointer // of the writes, when it is the connection's own
+	name  []byte         // of ep
+	pidfd int            // of the other process, -1 when it is not watched
+	died  bool
+
+	// Requests. slab holds peerDepth operations, free is a stack of those that are not in use, queue those to be posted.
+	slab     []byte
+	ops      []op
+	free     [peerDepth]uint8
+	nfree    int
+	queue    [peerDepth]uint8
+	head     uint8
+	nqueue   int
+	inflight int
+	asking   uint64 // the key that the peer was asked about, 0 for none
+	denied   uint64 // the key that it denied last
+
+	grants     []grant
+	freeGrants []uint32
+	known      []known
+
+	notes fifo[note]
+	sent  int // control messages that are under way
+
+	// Messages.
+	sends    fifo[uint8]
+	announce int // sends that the peer knows of
+	earlies  fifo[earlyMessage]
+	room     []byte // for early messages that came whole
+	roomFree []uint8
+	incoming [maxAnnounced]incoming
+}
+
+
+// peer finds a live handle, or returns nil.
+//
+// hot:
+func (d *domain) peer(h provider.Peer) *peer {
+	i := h.Index()
+	if i >= len(d.peers) {
+		return nil
+	}
+	if p := d.peers[i]; p != nil && p.handle == h {
+		return p
+	}
+	return nil
+}
+
+// Offer implements [provider.Domain].
+func (d *domain) Offer() (provider.Peer, provider.Addr, error) {
+	if d.closed {
+		return 0, nil, d.errorf("offer: %w", provider.ErrClosed)
+	}
+	if len(d.freePeers) == 0 {
+		return 0, nil, d.errorf("offer: %w: %d peers", provider.ErrLimit, len(d.peers))
+	}
+	p := &peer{pidfd: -1}
+	if _, err := rand.Read(p.secret[:]); err != nil {
+		return 0, nil, d.errorf("offer: %w", err)
+	}
+	if err := d.openPeer(p); err != nil {
+		return 0, nil, d.errorf("offer: %w", err)
+	}
+	i := d.freePeers[0] // the longest unused, so that a stale handle stays one for long
+	d.freePeers = append(d.freePeers[:0], d.freePeers[1:]...)
+	if d.generations[i] = (d.generations[i] + 1) & maxGeneration; d.generations[i] == 0 {
+		d.generations[i] = 1
+	}
+	p.handle = provider.Peer(d.generations[i])<<provider.PeerIndexBits | provider.Peer(i)
+	d.peers[i] = p
+	d.live++
+	for k := range p.ops {
+		p.ops[k].peer = i
+	}
+	o := offer{
+		kind: digest(d.caps.Fabric), handle: p.handle, host: d.self, scratch: [2]uint64{0, d.scratch.key},
+		ctl: d.ctlName, data: p.name, secret: p.secret,
+	}
+	if d.virtual {
+		o.scratch[0] = uint64(uintptr(unsafe.Pointer(&d.page[0])))
+	}
+	return p.handle, o.addr(), nil
+}
+
+// maxGeneration leaves the highest bit of a handle free: see markPlain.
+const maxGeneration = 1<<15 - 1
+
+// openPeer makes what a peer needs of libfabric.
+func (d *domain) openPeer(p *peer) (err error) {
+	if n := len(d.slabs); n > 0 {
+		p.slab, d.slabs = d.slabs[n-1], d.slabs[:n-1]
+	} else if p.slab, err = d.arena(peerDepth * int(unsafe.Sizeof(op{}))); err != nil {
+		return err
+	}
+	p.ops = of[op](p.slab, peerDepth)
+	for i := range peerDepth {
+		p.ops[i].kind = opFree
+		p.free[i] = uint8(peerDepth - 1 - i)
+	}
+	p.nfree = peerDepth
+	if d.private {
+		if p.ep, p.name, err = d.rail.endpoint(false); err != nil {
+			d.slabs = append(d.slabs, p.slab)
+			return err
+		}
+	}
+	return nil
+}
+
+// Connect implements [provider.Domain].
+func (d *domain) Connect(h provider.Peer, remote provider.Addr, active bool) error {
+	if d.closed {
+		return d.errorf("connect: %w", provider.ErrClosed)
+	}
+	p := d.peer(h)
+	if p == nil || p.phase == down || p.phase == ending {
+		return d.errorf("connect peer %#x: %w", h, provider.ErrStale)
+	}
+	if p.phase != offered {
+		return d.errorf("connect peer %#x: %w: already called", h, provider.ErrInvalid)
+	}
+	o, err := parseOffer(remote)
+	if err != nil {
+		return d.errorf("connect peer %#x: %w", h, err)
+	}
+	if o.kind != digest(d.caps.Fabric) || (len(o.data) > 0) != d.private {
+		return d.errorf("connect peer %#x: %w: an address of another network", h, provider.ErrInvalid)
+	}
+	if err := d.aim(p, o); err != nil {
+		return d.errorf("connect peer %#x: %w: %w", h, provider.ErrUnavailable, err)
+	}
+	p.remote = o
+	d.watch(p)
+	p.deadline = d.clock() + int64(provider.ConnectTimeout-connectSlack)
+	d.connecting = append(d.connecting, p)
+	switch {
+	case active:
+		p.phase = greeting
+		p.note(d, note{kind: noteHello})
+	case p.spent: // the hello came first
+		p.phase = waiting
+		d.answer(p)
+	default:
+		p.phase = waiting
+	}
+	return nil
+}
+
+// connectSlack is what remains of provider.ConnectTimeout for the owner to notice.
+const connectSlack = 500 * time.Millisecond
+
+func (d *domain) clock() int64 {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts)
+	return ts.Nano()
+}
+
+// aim makes the endpoints of the other side destinations.
+func (d *domain) aim(p *peer, o offer) (err error) {
+	if p.to, err = d.targetOf(o.ctl); err != nil {
+		return err
+	}
+	if !d.private {
+		p.data = p.to.dest
+		return nil
+	}
+	a, err := d.rail.insert(o.data)
+	if err != nil {
+		d.leave(p.to)
+		p.to = nil
+		return err
+	}
+	p.data = d.newDest(p.ep, a)
+	return nil
+}
+
+func (d *domain) newDest(ep unsafe.Pointer, addr uint64) *dest {
+	n := len(d.freeDests) - 1
+	i := d.freeDests[n]
+	d.freeDests = d.freeDests[:n]
+	d.dests[i] = dest{ep: ep, addr: addr}
+	return &d.dests[i]
+}
+
+func (d *domain) freeDest(t *dest) {
+	// safe: t is an element of d.dests.
+	i := (uintptr(unsafe.Pointer(t)) - uintptr(unsafe.Pointer(&d.dests[0]))) / unsafe.Sizeof(dest{})
+	*t = dest{}
+	d.freeDests = append(d.freeDests, uint32(i))
+}
+
+// targetOf is the target with a name; leave gives it back.
+func (d *domain) targetOf(name []byte) (*target, error) {
+	if t := d.targets[string(name)]; t != nil {
+		t.refs++
+		return t, nil
+	}
+	if len(d.freeDests) < 2 {
+		return nil, provider.ErrLimit
+	}
+	a, err := d.rail.insert(name)
+	if err != nil {
+		return nil, err
+	}
+	t := &target{name: string(name), dest: d.newDest(d.ctl, a), refs: 1}
+	d.targets[t.name] = t
+	return t, nil
+}
+
+func (d *domain) leave(t *target) {
+	if t.refs--; t.refs > 0 {
+		return
+	}
+	delete(d.targets, t.name)
+	d.rail.remove(t.dest.addr)
+	d.freeDest(t.dest)
+}
+
+// Disconnect implements [provider.Domain].
+func (d *domain) Disconnect(h provider.Peer) error { return d.release("disconnect", h, false) }
+
+// Fence implements [provider.Domain].
+func (d *domain) Fence(h provider.Peer) error { return d.release("fence", h, true) }
+
+func (d *domain) release(call string, h provider.Peer, fence bool) error {
+	if d.closed {
+		return d.errorf("%s: %w", call, provider.ErrClosed)
+	}
+	p := d.peer(h)
+	if p == nil {
+		return d.errorf("%s peer %#x: %w", call, h, provider.ErrStale)
+	}
+	if p.released {
+		return d.errorf("%s peer %#x: %w: it is being released", call, h, provider.ErrBusy)
+	}
+	p.released, p.fenced = true, fence
+	if p.phase == down {
+		d.finish(p)
+		return nil
+	}
+	d.fail(p, provider.StatusFlushed, 0)
+	return nil
+}
+
+// fail has the connection of p ended by the current or next turn.
+func (d *domain) fail(p *peer, status provider.Status, detail uint32) {
+	if p.failing || p.phase == down || p.phase == ending {
+		return
+	}
+	if p.phase != up && status != provider.StatusFlushed {
+		status = provider.StatusRefused
+	}
+	if status == provider.StatusProtocol {
+		d.protocol++
+	}
+	p.failing, p.status, p.detail = true, status, detail
+	d.dying = append(d.dying, p)
+}
+
+// settle ends the connections that have failed. What arrived before is delivered; what is not complete is flushed.
+func (d *domain) settle() {
+	for _, p := range d.dying {
+		for i := range p.grants { // from here on nothing of p is let in
+			_ = d.rail.deregister(p.grants[i].m)
+		}
+		p.grants, p.freeGrants = nil, nil
+	}
+	d.drain()
+	for i := 0; i < len(d.dying); i++ { // drain may add to them
+		p := d.dying[i]
+		if d.private {
+			_ = d.closePeer(p)
+		}
+	}
+	d.drain()
+	all := d.dying
+	d.dying = nil
+	for _, p := range all {
+		d.flushQueue(p)
+		if p.inflight > 0 && !d.private {
+			p.phase, p.deadline = ending, d.now+int64(drainBound)
+			d.ending = append(d.ending, p)
+			continue
+		}
+		d.end(p)
+	}
+}
+
+// closePeer closes the connection's own endpoint: libfabric then reads and writes no memory for it.
+func (d *domain) closePeer(p *peer) (err error) {
+	for i := range p.grants {
+		_ = d.rail.deregister(p.grants[i].m)
+	}
+	p.grants = nil
+	if p.ep != nil {
+		err = d.rail.closeEndpoint(p.ep)
+		p.ep = nil
+	}
+	if p.data != nil && d.private {
+		d.rail.remove(p.data.addr)
+		d.forgetStuck(p.data)
+		d.freeDest(p.data)
+		p.data = nil
+	}
+	if p.pidfd >= 0 {
+		d.unwatch(p)
+	}
+	return err
+}
+
+// end completes everything and tells the owner.
+func (d *domain) end(p *peer) {
+	for i := range p.ops {
+		switch o := &p.ops[i]; o.kind {
+		case opWrite, opWriteData, opUnresolved:
+			d.complete(p, o, provider.StatusFlushed)
+		case opMessage:
+			d.complete(p, o, provider.StatusFlushed)
+		}
+	}
+	d.abandon(p)
+	if p.pidfd >= 0 {
+		d.unwatch(p)
+	}
+	if p.inflight == 0 || d.private {
+		d.slabs = append(d.slabs, p.slab) // else writes that never ended keep it
+	}
+	p.ops, p.slab, p.nfree, p.inflight = nil, nil, 0, 0
+	p.phase = down
+	if !p.bye && p.to != nil {
+		d.goodbye(p)
+	}
+	d.out.push(provider.Completion{Peer: p.handle, Kind: provider.KindPeerDown, Status: p.status, Detail: p.detail})
+	if p.to != nil {
+		d.leave(p.to)
+		p.to = nil
+	}
+	p.known, p.notes, p.sends = nil, fifo[note]{}, fifo[uint8]{}
+	if p.released {
+		d.finish(p)
+	}
+}
+
+// finish ends the life of a handle that is down.
+func (d *domain) finish(p *peer) {
+	if p.fenced {
+		d.out.push(provider.Completion{Peer: p.handle, Kind: provider.KindFenced})
+	}
+	i := p.handle.Index()
+	d.peers[i] = nil
+	d.freePeers = append(d.freePeers, uint16(i))
+	d.live--
+}
+
+// token is what proves to the other side that a control message is of its peer.
+func token(secret *[secretSize]byte) uint64 { return binary.LittleEndian.Uint64(secret[:]) }

@@ -1,0 +1,225 @@
+//go:build cgo
+
+package ofi
+
+import (
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hawser-project/hawser/provider"
+)
+
+// slowEvery is how many Polls look at time-outs and at the deaths of processes once.
+const slowEvery = 256
+
+// Poll implements [provider.Domain]. It posts what waits and reads completions, in one crossing.
+//
+// hot:
+func (d *domain) Poll(cs []provider.Completion) (int, error) {
+	if d.closed {
+		return 0, d.errorf("poll: %w", provider.ErrClosed)
+	}
+	if d.sleep.armed || d.sleep.listens {
+		d.sleep.disarm(d)
+		d.turns = 0
+	}
+	if d.out.len() == 0 {
+		if d.dead != nil {
+			return 0, d.dead
+		}
+		if d.turns%slowEvery == 0 {
+			d.slow()
+		}
+		d.turns++
+		d.turn()
+	}
+	n := 0
+	for ; n < len(cs) && d.out.len() > 0; n++ {
+		cs[n] = d.out.pop()
+		if c := &cs[n]; c.Kind == provider.KindPeerDown {
+			d.toldDown(c.Peer)
+		}
+	}
+	return n, nil
+}
+
+// toldDown: nothing but KindFenced follows for this handle.
+func (d *domain) toldDown(h provider.Peer) {
+	if p := d.peer(h); p != nil {
+		p.told = true
+	}
+}
+
+// turn moves everything forward by a bounded amount.
+//
+// hot:
+func (d *domain) turn() {
+	d.gather()
+	d.moved = d.nbatch > 0
+	d.rail.step(d.batch[:d.nbatch], d.flags, d.entries, nil, entriesPerPoll)
+	d.settleBatch()
+	d.digest()
+	if len(d.dying) > 0 {
+		d.settle()
+	}
+	if len(d.ending) > 0 {
+		d.endQuiet()
+	}
+}
+
+// digest takes what the last step has read.
+//
+// hot:
+func (d *domain) digest() {
+	r := d.rail.out
+	d.now = int64(r.now)
+	n := int(r.entries)
+	if n < 0 {
+		d.die(n)
+		return
+	}
+	for i := range d.entries[:n] {
+		d.entry(&d.entries[i])
+	}
+	if r.has_error != 0 {
+		d.errored()
+	}
+	d.moved = d.moved || n > 0 || r.has_error != 0
+}
+
+// entry is one completion of libfabric.
+//
+// hot:
+func (d *domain) entry(e *entry) {
+	if e.flags&flagRemoteData != 0 {
+		d.arrived(e)
+		return
+	}
+	o := (*op)(e.context)
+	switch {
+	case o == nil:
+		d.unknown++
+	case o.kind == opWrite || o.kind == opWriteData:
+		if p := d.peers[o.peer]; p != nil && p.ops != nil && p.inflight > 0 && inside(p.ops, o) {
+			p.inflight--
+			d.complete(p, o, provider.StatusOK)
+		}
+	case o.kind == opSend:
+		d.noteDone(o)
+	case o.kind == opRecv:
+		d.heard(o, e.len)
+	}
+}
+
+// arrived is a write with data: an immediate.
+//
+// hot:
+func (d *domain) arrived(e *entry) {
+	p := d.peer(provider.Peer(e.data >> 32))
+	if p == nil || p.phase != up {
+		if p == nil || p.phase != greeting {
+			d.unknown++
+			return
+		}
+		d.up(p) // its welcome is on the way
+	}
+	d.out.push(provider.Completion{Len: e.len, Peer: p.handle, Imm: uint32(e.data), Kind: provider.KindImm})
+}
+
+// refusal reports whether an error of libfabric means that the other side refused a write.
+func refusal(code int) bool {
+	switch unix.Errno(code) {
+	case unix.EACCES, unix.EPERM, unix.EFAULT, unix.EKEYREJECTED:
+		return true
+	}
+	return false
+}
+
+// errored is a completion with an error.
+func (d *domain) errored() {
+	e := &d.rail.out.error
+	o, code := (*op)(e.context), int(e.err)
+	switch {
+	case e.flags&flagRemoteData != 0 || o == nil:
+		d.unknown++
+	case o.kind == opWrite || o.kind == opWriteData:
+		p := d.peers[o.peer]
+		if p == nil || p.ops == nil || p.inflight == 0 || !inside(p.ops, o) {
+			return
+		}
+		p.inflight--
+		if refusal(code) {
+			d.complete(p, o, provider.StatusAccess)
+			if d.hardware {
+				return
+			}
+		} else {
+			d.complete(p, o, provider.StatusFlushed)
+		}
+		d.fail(p, provider.StatusPeerDown, uint32(code))
+	case o.kind == opSend:
+		d.lost(o, uint32(code))
+	case o.kind == opRecv:
+		d.notes.repost.push(uint16(indexOf(d.notes.in, o)))
+	}
+}
+
+// lost is a control message that could not be sent.
+func (d *domain) lost(o *op, code uint32) {
+	h := d.notes.meta[indexOf(d.notes.out, o)].handle
+	d.noteDone(o)
+	if p := d.peer(h); p != nil && h != 0 {
+		d.fail(p, provider.StatusPeerDown, code)
+	}
+}
+
+// die ends the Domain: libfabric's queue is broken.
+func (d *domain) die(code int) {
+	if d.dead == nil {
+		d.dead = d.errorf("poll: %w", fmt.Errorf("completion queue: %w", unix.Errno(-code)))
+	}
+}
+
+// drain reads until libfabric has nothing more.
+func (d *domain) drain() {
+	for d.dead == nil {
+		d.rail.step(nil, 0, d.entries, nil, entriesPerPoll)
+		if d.rail.out.entries == 0 && d.rail.out.has_error == 0 {
+			return
+		}
+		d.digest()
+	}
+}
+
+// endQuiet ends the connections of a shared endpoint whose writes have all come back.
+func (d *domain) endQuiet() {
+	d.ending = slices.DeleteFunc(d.ending, func(p *peer) bool {
+		if p.inflight > 0 && d.now < p.deadline {
+			return false
+		}
+		d.drain()
+		d.end(p)
+		return true
+	})
+}
+
+// slow is what need not be looked at in each Poll.
+func (d *domain) slow() {
+	d.sleep.look(d)
+	if len(d.connecting) == 0 {
+		return
+	}
+	now := d.clock()
+	d.connecting = slices.DeleteFunc(d.connecting, func(p *peer) bool {
+		if p.phase != waiting && p.phase != greeting {
+			return true
+		}
+		if now >= p.deadline {
+			d.fail(p, provider.StatusRefused, 0)
+			return true
+		}
+		return false
+	})
+}
