@@ -14,7 +14,7 @@ SOAKTIME  ?= 10m
 SIMRUNS   ?= 100000
 SIMTIME   ?= 4m
 
-.PHONY: all build demo test test-verbs vmtest race invariants processes sim soak siege fuzz bench lint fmt nightly golangci-lint clean versus instructions
+.PHONY: all build demo test test-verbs vmtest race invariants processes sim soak siege fuzz bench lint fmt nightly golangci-lint clean versus instructions abi
 all: build
 
 # With a C compiler the binary can load the libraries of RDMA networks, and needs glibc. Without one, and with STATIC=1, it is static:
@@ -48,6 +48,13 @@ invariants:
 # Real processes that are killed and stopped under load; minutes, so not part of test.
 processes:
 	$(TESTSUM) -name processes -- -tags processes -run '^TestProcesses' -count=1 -timeout=10m ./cmd/hawser
+
+# What the providers in C declare of libibverbs and libfabric, against the headers of both (internal/abi).
+abi:
+	@sh .ci/need gcc gcc
+	@sh .ci/need /usr/include/infiniband/verbs.h libibverbs-dev
+	@sh .ci/need /usr/include/rdma/fabric.h libfabric-dev
+	@ABI_LIBFABRIC2=$$(sh .ci/headers) && export ABI_LIBFABRIC2 && $(TESTSUM) -name abi -- -count=1 -timeout=2m ./internal/abi
 
 # Random schedules of faults for the groups of two or three engines on simulated NICs: SIMRUNS of them, or as many as SIMTIME allows.
 sim:
