@@ -54,7 +54,7 @@ abi:
 	@sh .ci/need gcc gcc
 	@sh .ci/need /usr/include/infiniband/verbs.h libibverbs-dev
 	@sh .ci/need /usr/include/rdma/fabric.h libfabric-dev
-	@ABI_LIBFABRIC2=$$(sh .ci/headers) && export ABI_LIBFABRIC2 && $(TESTSUM) -name abi -- -count=1 -timeout=2m ./internal/abi
+	@ABI_LIBFABRIC2=$$(sh .ci/headers) && export ABI_LIBFABRIC2 && $(TESTSUM) -name abi -- -tags abi -count=1 -timeout=2m ./internal/abi
 
 # Random schedules of faults for the groups of two or three engines on simulated NICs: SIMRUNS of them, or as many as SIMTIME allows.
 sim:

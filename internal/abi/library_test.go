@@ -1,3 +1,5 @@
+//go:build abi
+
 package abi
 
 import "fmt"
