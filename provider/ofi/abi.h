@@ -48,7 +48,7 @@ enum { HF_WAIT_NONE = 0, HF_WAIT_FD = 3 };
 enum { HF_CQ_FORMAT_DATA = 3 };
 enum { HF_GETWAIT = 5, HF_ENABLE = 6 }; // fi_control
 enum { HF_EAVAIL = 259 };
-enum { HF_BUS_PCI = 2 };
+enum { HF_BUS_PCI = 1 };
 enum { HF_OPT_ENDPOINT = 0 };
 enum { HF_OPT_CUDA_API_PERMITTED = 10, HF_OPT_SHARED_MEMORY_PERMITTED = 11 };
 enum { HF_OPT_EFA_EMULATED_WRITE = -(0xefa << 16) + 2 };
