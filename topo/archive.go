@@ -99,27 +99,34 @@ func readArchive(r io.Reader) (*memory, error) {
 	}
 	m := newMemory()
 	limited := &io.LimitedReader{R: z, N: maxArchive}
-	t := tar.NewReader(limited)
-	for entries := 0; ; entries++ {
+	err = m.unpack(tar.NewReader(limited))
+	if limited.N <= 0 {
+		err = fmt.Errorf("more than %d MiB", maxArchive>>20)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (m *memory) unpack(t *tar.Reader) error {
+	for range maxReads {
 		h, err := t.Next()
 		if errors.Is(err, io.EOF) {
-			return m, nil
-		}
-		if limited.N <= 0 || entries >= maxReads {
-			return nil, fmt.Errorf("more than %d MiB or %d entries", maxArchive>>20, maxReads)
+			return nil
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 		name := clean(h.Name)
 		if len(name) > maxPath || strings.Count(name, "/") > maxDepth {
-			return nil, errors.New("an entry's name is too long")
+			return errors.New("an entry's name is too long")
 		}
 		switch h.Typeflag {
 		case tar.TypeReg:
 			data, err := io.ReadAll(io.LimitReader(t, maxFile))
 			if err != nil {
-				return nil, err
+				return err
 			}
 			m.addFile(name, data)
 		case tar.TypeSymlink:
@@ -128,6 +135,7 @@ func readArchive(r io.Reader) (*memory, error) {
 			m.addDir(name)
 		}
 	}
+	return fmt.Errorf("more than %d entries", maxReads)
 }
 
 // maxDepth is how deep a path of an archive may be; sysfs is about 15 deep.

@@ -91,7 +91,7 @@ func (t *tree) nvidia(g *GPU, addr string) {
 	minor := ""
 	for line := range strings.Lines(t.attr(info)) {
 		key, value, _ := strings.Cut(line, ":")
-		switch value = strings.TrimSpace(value); strings.TrimSpace(key) {
+		switch value = printable(strings.TrimSpace(value)); strings.TrimSpace(key) {
 		case "Model":
 			g.Model = value
 		case "Device Minor":

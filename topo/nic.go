@@ -216,8 +216,8 @@ func (t *tree) gids(port string, kind Kind) []GID {
 			continue // an empty entry
 		}
 		// An entry without an interface has no ndevs file that can be read (EINVAL): that is no news.
-		typ, _ := t.text(path.Join(port, "gid_attrs/types", name))
-		dev, _ := t.text(path.Join(port, "gid_attrs/ndevs", name))
+		typ := t.quiet(path.Join(port, "gid_attrs/types", name))
+		dev := t.quiet(path.Join(port, "gid_attrs/ndevs", name))
 		gids = append(gids, GID{Index: index, Addr: addr, Type: gidType(typ, kind), NetDev: dev})
 	}
 	slices.SortFunc(gids, func(a, b GID) int { return a.Index - b.Index })

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
@@ -146,9 +148,23 @@ func (t *tree) attr(name string) string {
 
 // line is the first line of a file that may be missing, without control characters: what a name or state is read from.
 func (t *tree) line(name string) string {
-	s, _, _ := strings.Cut(t.attr(name), "\n")
+	return printable(t.attr(name))
+}
+
+// quiet is line for a file that often cannot be read, which is no news.
+func (t *tree) quiet(name string) string {
+	s, err := t.text(name)
+	if err != nil {
+		return ""
+	}
+	return printable(s)
+}
+
+// printable is the first line of a text without what is not to be printed: a tree may come from anybody, and ends up on a terminal.
+func printable(s string) string {
+	s, _, _ = strings.Cut(s, "\n")
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
+		if !unicode.IsPrint(r) {
 			return -1
 		}
 		return r
@@ -164,7 +180,7 @@ func (t *tree) number(name string, without int64) int64 {
 	return n
 }
 
-// list is what is in a folder, in natural order: mlx5_2 before mlx5_10.
+// list is what is in a folder, in natural order: mlx5_2 before mlx5_10. Names that cannot be printed are left out.
 func (t *tree) list(name string) []string {
 	r, err := t.real(name)
 	if err == nil {
@@ -178,6 +194,7 @@ func (t *tree) list(name string) []string {
 	if len(names) > maxEntries {
 		t.notes[name] = fmt.Sprintf("more than %d entries: the rest is not looked at", maxEntries)
 	}
+	names = slices.DeleteFunc(names, func(n string) bool { return n == "" || printable(n) != n || !utf8.ValidString(n) })
 	slices.SortFunc(names, natural)
 	return names[:min(len(names), maxEntries)]
 }
@@ -208,7 +225,7 @@ func (t *tree) base(name string) string {
 	if err != nil || to == "" {
 		return ""
 	}
-	return path.Base(to)
+	return printable(path.Base(to))
 }
 
 // natural orders names with numbers in them by the numbers.
