@@ -80,9 +80,7 @@ func (m *memory) link(name string) (string, error) {
 }
 
 func (m *memory) has(name string) error {
-	_, file := m.files[name]
-	_, link := m.links[name]
-	if _, dir := m.dirs[name]; !file && !link && !dir {
+	if dir, base := path.Split(name); name != "" && !m.dirs[strings.TrimSuffix(dir, "/")][base] {
 		return fs.ErrNotExist
 	}
 	return nil
