@@ -1,6 +1,8 @@
 package topo
 
 import (
+	"fmt"
+	"io/fs"
 	"math"
 	"net/netip"
 	"path"
@@ -85,38 +87,67 @@ func ReadNICs(path string) ([]NIC, error) {
 	return newTree(src).nics(), nil
 }
 
+// ReadNIC reads one NIC, from where Read does. The error is fs.ErrNotExist when there is none of this name.
+func ReadNIC(path, name string) (*NIC, error) {
+	src, closer, err := open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer closer()
+	t := newTree(src)
+	if !slices.Contains(t.list(classIB), name) {
+		return nil, fmt.Errorf("NIC %s: /%s: %w", name, classIB, fs.ErrNotExist)
+	}
+	n := t.nic(name, t.verbs())
+	return &n, nil
+}
+
 const classIB = "sys/class/infiniband"
 
 func (t *tree) nics() []NIC {
-	verbs := t.verbs()
 	nics := []NIC{}
+	verbs := t.verbs()
 	for _, name := range t.list(classIB) {
-		dir := path.Join(classIB, name)
-		n := NIC{
-			Name:     name,
-			Driver:   t.base(path.Join(dir, "device/driver")),
-			Verbs:    verbs[name],
-			Board:    t.line(path.Join(dir, "board_id")),
-			Firmware: t.line(path.Join(dir, "fw_ver")),
-			NodeGUID: t.line(path.Join(dir, "node_guid")),
-			Place:    t.place(path.Join(dir, "device")),
-		}
-		n.Hidden = n.Verbs != "" && !t.has("dev/infiniband/"+n.Verbs)
-		parent := t.line(path.Join(dir, "parent")) // of rxe
-		if r, err := t.real(dir); err == nil && strings.Contains("/"+r, "/devices/virtual/") {
-			n.Soft = true
-			n.Driver = softDriver(name, parent)
-			n.Place = t.place(path.Join("sys/class/net", parent, "device"))
-		}
-		rnic := strings.HasPrefix(t.line(path.Join(dir, "node_type")), "4:") // RDMA_NODE_RNIC of the kernel: iWARP
-		for _, number := range t.list(path.Join(dir, "ports")) {
-			if i, err := strconv.Atoi(number); err == nil && i > 0 {
-				n.Ports = append(n.Ports, t.port(dir, i, n.Driver, rnic, parent))
-			}
-		}
-		nics = append(nics, n)
+		nics = append(nics, t.nic(name, verbs))
 	}
 	return nics
+}
+
+func (t *tree) nic(name string, verbs map[string]string) NIC {
+	dir := path.Join(classIB, name)
+	n := NIC{
+		Name:     name,
+		Driver:   t.base(path.Join(dir, "device/driver")),
+		Verbs:    verbs[name],
+		Board:    t.line(path.Join(dir, "board_id")),
+		Firmware: t.line(path.Join(dir, "fw_ver")),
+		NodeGUID: t.line(path.Join(dir, "node_guid")),
+		Place:    t.place(path.Join(dir, "device")),
+		Ports:    []Port{},
+	}
+	n.Hidden = n.Verbs != "" && !t.has("dev/infiniband/"+n.Verbs)
+	parent := t.line(path.Join(dir, "parent")) // of rxe
+	if r, err := t.real(dir); err == nil && strings.Contains("/"+r, "/devices/virtual/") {
+		n.Soft = true
+		n.Driver = softDriver(name, parent)
+		n.Place = t.place(path.Join("sys/class/net", parent, "device"))
+	}
+	rnic := strings.HasPrefix(t.line(path.Join(dir, "node_type")), "4:") // RDMA_NODE_RNIC of the kernel: iWARP
+	for _, number := range t.list(path.Join(dir, "ports")) {
+		if i, err := strconv.Atoi(number); err == nil && i > 0 {
+			n.Ports = append(n.Ports, t.port(dir, i, n.Driver, rnic, parent))
+		}
+	}
+	return n
+}
+
+// Port is the one with a number, nil if there is none.
+func (n *NIC) Port(number int) *Port {
+	i := slices.IndexFunc(n.Ports, func(p Port) bool { return p.Number == number })
+	if i < 0 {
+		return nil
+	}
+	return &n.Ports[i]
 }
 
 // softDriver names the driver of a device that has no card.

@@ -34,6 +34,18 @@ type Choice struct {
 // Device is the name by which provider verbs lists the port: "mlx5_0/1".
 func (c Choice) Device() string { return fmt.Sprintf("%s/%d", c.NIC, c.Port) }
 
+// Rank is where a device stands among the rails, by the name that provider verbs or ofi gives it: "mlx5_0/1", "rdmap79s0-rdm". That of
+// other devices is len(a.Rails), so that they come last when devices are sorted by it.
+func (a *Assignment) Rank(device string) int {
+	i := slices.IndexFunc(a.Rails, func(c Choice) bool {
+		return c.Device() == device || c.Port == 1 && strings.HasPrefix(device, c.NIC+"-") // a domain of libfabric's: the NIC and a kind
+	})
+	if i < 0 {
+		return len(a.Rails)
+	}
+	return i
+}
+
 // Unusable is why nothing can be sent through a port now, "" if something can.
 func (n *NIC) Unusable(p *Port) string {
 	switch {
