@@ -158,6 +158,7 @@ func (o *opener) found(ctx context.Context, p provider.Provider) {
 		o.leave(p.Name(), err)
 		return
 	}
+	devs = preferred(devs)
 	cards := 0
 	for i := 0; i < len(devs) && cards < maxCards; i++ {
 		d, err := o.open(ctx, p, devs[i])
