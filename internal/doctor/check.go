@@ -42,10 +42,10 @@ const (
 	checkWidth  = 11
 )
 
-// Text is lines for people, a remedy below what it is for.
+// Text is lines for people, a remedy below what it is for. What is the same of several things is one line.
 func Text(lines []Line) string {
 	var b strings.Builder
-	for _, l := range lines {
+	for _, l := range merge(lines) {
 		subject := ""
 		if l.About != "" {
 			subject = l.About + ": "
@@ -57,6 +57,29 @@ func Text(lines []Line) string {
 	}
 	return b.String()
 }
+
+// merge joins lines that say the same of different things.
+func merge(lines []Line) []Line {
+	var merged []Line
+	for i := 0; i < len(lines); {
+		l := lines[i]
+		all := []string{l.About}
+		for i++; i < len(lines); i++ {
+			if next := lines[i]; l.About == "" || (Line{next.Check, l.About, next.Status, next.Found, next.Remedy}) != l {
+				break
+			}
+			all = append(all, lines[i].About)
+		}
+		if l.About = strings.Join(all, ", "); l.Status == OK && len(all) > fewNames {
+			l.About = fmt.Sprintf("%s and %d more", strings.Join(all[:fewNames], ", "), len(all)-fewNames)
+		}
+		merged = append(merged, l)
+	}
+	return merged
+}
+
+// fewNames is how many of the things in which nothing is wrong have their names told.
+const fewNames = 4
 
 // checks in the order in which they are told: the machine, then networks from the bottom up.
 var checks = []struct {
@@ -77,6 +100,7 @@ var checks = []struct {
 	{"module", checkModules},
 	{"device", checkDevices},
 	{"driver", checkDrivers},
+	{"pcie", checkPCIe},
 	{"port", checkPorts},
 	{"gid", checkGIDs},
 	{"mtu", checkMTU},

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -53,7 +54,7 @@ func card(n int, ip string) topo.NIC {
 		return topo.GID{Index: i, Addr: netip.AddrFrom16(netip.MustParseAddr(addr).As16()), Type: of, NetDev: "eth" + index}
 	}
 	return topo.NIC{
-		Name: "mlx5_" + index, Driver: "mlx5_core", Verbs: "uverbs" + index, Board: "MT_0000000838", Firmware: "28.39.1002",
+		Name: "mlx5_" + index, Place: topo.Place{Link: topo.PCIeLink{GTs: 32, Lanes: 16}, MaxLink: topo.PCIeLink{GTs: 32, Lanes: 16}}, Driver: "mlx5_core", Verbs: "uverbs" + index, Board: "MT_0000000838", Firmware: "28.39.1002",
 		Ports: []topo.Port{{
 			Number: 1, Kind: topo.RoCE, State: "ACTIVE", Physical: "LinkUp", Rate: "400 Gb/sec (4X NDR)", LinkBits: 400e9,
 			NetDev: "eth" + index, MTU: 9000, PathMTU: 4096,
@@ -140,8 +141,8 @@ var troubles = []struct {
 		"device", "mlx5_0", Warn, "permission denied: it is left out", "docker --device /dev/infiniband",
 	},
 	{
-		"one card that the container was not given", func(f *Facts) { f.Host.NICs[1].Hidden = true },
-		"device", "mlx5_1", Warn, "/dev/infiniband/uverbs1 is not there: it is left out", "device plugin",
+		"no card that the container was given", func(f *Facts) { f.Host.NICs[0].Hidden, f.Host.NICs[1].Hidden = true, true },
+		"device", "mlx5_1", Fail, "its file in /dev/infiniband is not there, and no other NIC can be used", "device plugin",
 	},
 	{
 		"no card that can be opened", func(f *Facts) { f.Files[0].Reason, f.Files[1].Reason = "permission denied", "permission denied" },
@@ -171,6 +172,10 @@ var troubles = []struct {
 	{
 		"no driver for the card in libibverbs", func(f *Facts) { f.Drivers = []string{"rxe"} },
 		"driver", "mlx5", Fail, "libmlx5-rdmav*.so", "ibverbs-providers",
+	},
+	{
+		"a slot that is too narrow", func(f *Facts) { f.Host.NICs[0].Place.Link.Lanes = 8 },
+		"pcie", "mlx5_0", Warn, "carries 252 Gbit/s, its ports 400: the link of the card is 32 GT/s x8, it could do 32 GT/s x16", "slot",
 	},
 	{
 		"a port that is down", func(f *Facts) { port(f).State, port(f).Physical = "DOWN", "Polling" },
@@ -293,6 +298,7 @@ func TestWhatIsNoTrouble(t *testing.T) {
 		}, "gid", "RoCE v2: 3 (fd00:1::5)"},
 		{"CAP_SYS_PTRACE", func(f *Facts) { f.Ptrace, f.Process.Effective = new(2), 1<<capSysPtrace }, "ptrace", "does not hold this process up"},
 		{"bbr and cubic", func(f *Facts) { f.TCP.Congestion = "bbr" }, "tcp", "Hawser takes cubic or reno"},
+		{"a card that is another container's", func(f *Facts) { f.Host.NICs[1].Hidden = true }, "device", "it is left to others"},
 		{"a quota of all", func(f *Facts) { f.Quota = 96 }, "cores", "96 processors"},
 		{"one subnet, each for itself", func(f *Facts) {
 			f.Host.NICs[1] = card(1, "10.0.0.2")
@@ -319,6 +325,40 @@ func TestWhatIsNotKnownIsSkipped(t *testing.T) {
 	}
 }
 
+// TestCapturedMachines compares what is said of the machines that package topo keeps.
+func TestCapturedMachines(t *testing.T) {
+	archives, err := filepath.Glob("../../topo/testdata/*.tar.gz")
+	if err != nil || len(archives) == 0 {
+		t.Fatalf("no machines: %v", err)
+	}
+	for _, archive := range archives {
+		f, err := Gather(archive, 1<<30)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := slices.DeleteFunc(Check(f), func(l Line) bool { return strings.HasSuffix(l.Found, "not known of a captured machine") })
+		compare(t, "captured-"+strings.TrimSuffix(filepath.Base(archive), ".tar.gz"), Text(lines))
+	}
+}
+
+// compare compares with a golden file.
+func compare(t *testing.T, name, got string) {
+	t.Helper()
+	golden := filepath.Join("testdata", name+".txt")
+	if *rewrite {
+		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s: got\n%s\nwant\n%s", golden, got, want)
+	}
+}
+
 // TestText compares whole reports: a host that is well, and a pod in which everything is as its runtime made it.
 func TestText(t *testing.T) {
 	pod := roce()
@@ -332,19 +372,6 @@ func TestText(t *testing.T) {
 	pod.Libraries[0] = Library{Network: "verbs", Name: "libibverbs.so.1", Reason: "dlopen: unavailable: libibverbs.so.1: cannot open shared object file: No such file or directory"}
 	pod.Drivers, pod.Resources = nil, nil
 	for name, f := range map[string]*Facts{"roce": roce(), "pod": pod} {
-		golden := filepath.Join("testdata", name+".txt")
-		got := Text(Check(f))
-		if *rewrite {
-			if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(golden)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got != string(want) {
-			t.Errorf("%s: got\n%s\nwant\n%s", golden, got, want)
-		}
+		compare(t, name, Text(Check(f)))
 	}
 }

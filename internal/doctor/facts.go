@@ -121,6 +121,6 @@ type InUse struct {
 
 // NVIDIA is the driver of GPUs.
 type NVIDIA struct {
-	Version string `json:"version"`
-	Open    bool   `json:"open"` // the open kernel modules, which export memory as dma-bufs
+	Version string `json:"version"` // empty: neither is known
+	Open    bool   `json:"open"`    // the open kernel modules, which export memory as dma-bufs
 }

@@ -130,7 +130,7 @@ func (f *Facts) machine(t tree) {
 		first, _, _ := strings.Cut(version, "\n")
 		f.NVIDIA = &NVIDIA{Version: nvidiaVersion.FindString(first), Open: strings.Contains(first, "Open Kernel Module")}
 	} else if f.Host.Module("nvidia") {
-		f.NVIDIA = &NVIDIA{Version: "unknown"}
+		f.NVIDIA = &NVIDIA{}
 	}
 }
 

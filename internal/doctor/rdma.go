@@ -94,20 +94,25 @@ func (f *Facts) trouble(n topo.NIC) string {
 	case n.Verbs == "":
 		return "it has no file in /dev/infiniband"
 	case n.Hidden:
-		return "/dev/infiniband/" + n.Verbs + " is not there"
+		return "its file in /dev/infiniband is not there"
 	}
 	return ""
 }
 
+// usable reports whether there is a NIC with nothing known against it.
+func (f *Facts) usable() bool { return f.any(func(n topo.NIC) bool { return f.trouble(n) == "" }) }
+
 func checkDevices(f *Facts) []Line {
 	const remedy = "docker --device /dev/infiniband; a pod: the device plugin of the NIC; else read and write for the user: udev sets 0666"
-	usable := slices.ContainsFunc(f.nics(), func(n topo.NIC) bool { return f.trouble(n) == "" })
+	usable := f.usable()
 	var lines []Line
 	for _, n := range f.nics() {
 		why := f.trouble(n)
 		switch {
 		case why == "":
 			lines = append(lines, about(n.Name, ok("%s", describe(n)))...)
+		case usable && n.Hidden:
+			lines = append(lines, about(n.Name, skip("%s: it is left to others", why))...)
 		case usable:
 			lines = append(lines, about(n.Name, warn(remedy, "%s: it is left out", why))...)
 		default:
@@ -132,6 +137,35 @@ func describe(n topo.NIC) string {
 		}
 	}
 	return text
+}
+
+func checkPCIe(f *Facts) []Line {
+	var lines []Line
+	for _, n := range f.nics() {
+		ports := uint64(0)
+		for _, p := range n.Ports {
+			if active(p) {
+				ports += p.LinkBits
+			}
+		}
+		way := n.Place.Bits()
+		if ports == 0 || way == 0 || n.Soft {
+			continue
+		}
+		of := ok("the way to the processor carries what the ports do")
+		if way < ports {
+			of = warn("seat the card in a wider or newer slot; lspci -vv (LnkSta, \"downgraded\") of the card and the bridges above it",
+				"the way to the processor carries %d Gbit/s, its ports %d: the link of the card is %s, it could do %s", way/1e9, ports/1e9, n.Place.Link, n.Place.MaxLink)
+		}
+		lines = append(lines, about(n.Name, of)...)
+	}
+	if len(lines) == 0 && len(f.nics()) > 0 {
+		return f.unknown("links")
+	}
+	if len(lines) == 0 {
+		return skip(noNIC)
+	}
+	return lines
 }
 
 // driverOf is what rdma-core calls its half of a driver of the kernel.
@@ -169,10 +203,14 @@ func checkDrivers(f *Facts) []Line {
 	return lines
 }
 
-// ports calls do for every port and joins what it says; without ports the check does not apply.
+// ports calls do for every port and joins what it says; without ports the check does not apply. NICs that are left out have none.
 func (f *Facts) ports(do func(topo.NIC, topo.Port) []Line) []Line {
 	var lines []Line
+	usable := f.usable()
 	for _, n := range f.nics() {
+		if usable && f.trouble(n) != "" {
+			continue
+		}
 		for _, p := range n.Ports {
 			lines = append(lines, about(portName(n, p), do(n, p))...)
 		}
@@ -224,7 +262,7 @@ const goodMTU = 4096
 
 func checkMTU(f *Facts) []Line {
 	return f.ports(func(_ topo.NIC, p topo.Port) []Line {
-		if p.Kind != topo.RoCE || p.NetDev == "" || p.MTU == 0 {
+		if p.Kind != topo.RoCE || !active(p) || p.NetDev == "" || p.MTU == 0 {
 			return nil
 		}
 		if p.PathMTU < goodMTU {
@@ -273,6 +311,8 @@ func checkGPU(f *Facts) []Line {
 	switch {
 	case f.Host != nil && (f.Host.Module("nvidia_peermem") || f.Host.Module("nv_peer_mem")):
 		return ok("nvidia_peermem is loaded: NICs reach memory of GPUs")
+	case f.NVIDIA.Version == "":
+		return f.unknown("nvidia_peermem is not loaded; whether the driver exports dma-bufs")
 	case f.NVIDIA.Open && atLeast(v, kernelDMABuf):
 		return ok("the open kernel modules of NVIDIA (%s) export it as dma-bufs", f.NVIDIA.Version)
 	case f.NVIDIA.Open:
@@ -287,12 +327,15 @@ func checkEFA(f *Facts) []Line {
 		return skip("no EFA")
 	}
 	// Pages of the host are what an EFA device has a limited number of; libfabric takes its own buffers from huge ones.
-	lines := about("huge pages", ok("%d of %d pages of 2 MiB are free", f.Huge.Free, f.Huge.Total))
-	if f.Huge.Free == 0 && !f.Captured {
-		lines = about("huge pages", warn("sysctl vm.nr_hugepages=5128, as the EFA installer does",
-			"none is free: libfabric takes its buffers from them, and the device can register fewer bytes in small pages"))
+	lines := ok("%d of %d pages of 2 MiB are free", f.Huge.Free, f.Huge.Total)
+	switch {
+	case f.ShmemHuge == "": // none of these files was there
+		lines = f.unknown("huge pages")
+	case f.Huge.Free == 0:
+		lines = warn("sysctl vm.nr_hugepages=5128, as the EFA installer does",
+			"none is free: libfabric takes its buffers from them, and the device can register fewer bytes in small pages")
 	}
-	return append(lines, about("security group", skip("not known here: it must allow all traffic from and to itself, in both directions"))...)
+	return append(about("huge pages", lines), about("security group", skip("not known here: it must allow all traffic from and to itself, in both directions"))...)
 }
 
 // manyMRs is far above what a few engines register, and below what a card has.
