@@ -375,3 +375,30 @@ func TestText(t *testing.T) {
 		compare(t, name, Text(Check(f)))
 	}
 }
+
+// TestPageShowsWhatIsPrinted keeps the example of the documentation equal to what is printed.
+func TestPageShowsWhatIsPrinted(t *testing.T) {
+	page, err := os.ReadFile("../../docs/doctor.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod, err := os.ReadFile("testdata/pod.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(page), "```\n"+string(pod)+"```\n") {
+		t.Error("docs/doctor.md does not show testdata/pod.txt: copy it there")
+	}
+	for _, c := range append([]string{"loopback"}, names()...) {
+		if !strings.Contains(string(page), "\n| `"+c+"` |") {
+			t.Errorf("docs/doctor.md has no row of the check %q", c)
+		}
+	}
+}
+
+func names() (all []string) {
+	for _, c := range checks {
+		all = append(all, c.name)
+	}
+	return all
+}
