@@ -6,6 +6,7 @@ import (
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/provider"
+	"github.com/hawser-project/hawser/provider/ofi"
 	"github.com/hawser-project/hawser/provider/shm"
 	"github.com/hawser-project/hawser/provider/tcp"
 )
@@ -30,6 +31,7 @@ func Networks() []Network {
 	return []Network{
 		{shmName, nil, func(string) provider.Provider { return shm.New() }},
 		{tcpName, nil, func(string) provider.Provider { return tcp.New() }},
+		{"ofi", []string{"tcp", "shm", "udp;ofi_rxd"}, func(part string) provider.Provider { return ofi.New(ofi.Options{Provider: part}) }},
 	}
 }
 

@@ -32,7 +32,7 @@ type loopbackResult struct {
 	Latency time.Duration `json:"latency"` // median of 8 bytes and an immediate, from the submit to the end of a wait for the count
 }
 
-// networks are those to send over.
+// networks are those to send over: without --provider none of the parts, which only emulate a network.
 func (c *doctorCmd) networks() []network {
 	if len(c.Provider) > 0 {
 		return c.Provider
@@ -40,9 +40,6 @@ func (c *doctorCmd) networks() []network {
 	var all []network
 	for _, n := range bench.Networks() {
 		all = append(all, network(n.Name))
-		for _, p := range n.Parts {
-			all = append(all, network(n.Name+":"+p))
-		}
 	}
 	return all
 }
