@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/hawser-project/hawser/bench"
 	"github.com/hawser-project/hawser/provider"
@@ -62,31 +63,41 @@ func (c *topoShowCmd) Run(ctx context.Context, u *ui) error {
 		hw.print(u, c.GIDs)
 		return u.result(hw)
 	}
-	t := topology(ctx, builtin())
+	t := topology(ctx)
 	t.hardware = hw
 	m := t.Machine
 	u.printf("%s, %d cores, %d GiB, %d NUMA node(s), linux %s\n", m.CPU, m.Cores, m.MemoryGiB, t.NUMANodes, m.Kernel)
 	var rows [][]string
 	for _, p := range t.Providers {
-		if !p.Available {
-			rows = append(rows, []string{p.Name, "-", "-", "-", "-", p.Reason})
-		}
 		for i, d := range p.Devices {
 			note := ""
-			if i == 0 {
+			if i == 0 && t.byDefault(p.Name) {
 				note = "default rail"
 			}
 			rows = append(rows, []string{p.Name, d.Name, linkSpeed(d.LinkBits), numaNode(d.NUMA), reach(d.Loopback), note})
 		}
 	}
 	u.table("", []string{"provider", "device", "link", "NUMA", "reaches", ""}, rows)
+	for _, p := range t.Providers {
+		if !p.Available {
+			u.printf("%s cannot be used: %s\n", p.Name, p.Reason)
+		}
+	}
 	t.print(u, c.GIDs)
 	return u.result(t)
 }
 
-func topology(ctx context.Context, providers []provider.Provider) topoResult {
+// byDefault says whether an engine without options opens a provider.
+func (t *topoResult) byDefault(name string) bool {
+	return slices.ContainsFunc(t.DefaultRails, func(r railInfo) bool { return r.Provider == name })
+}
+
+// topology lists all networks that can be had by name, without their parts.
+func topology(ctx context.Context) topoResult {
+	defaults := builtin()
 	t := topoResult{Machine: bench.ThisMachine(), NUMANodes: numaNodes()}
-	for _, p := range providers {
+	for _, n := range bench.Networks() {
+		p := n.New("")
 		info := providerInfo{Name: p.Name(), Devices: []deviceInfo{}}
 		devices, err := p.Devices(ctx)
 		switch {
@@ -96,7 +107,9 @@ func topology(ctx context.Context, providers []provider.Provider) topoResult {
 			info.Reason = "no device"
 		default:
 			info.Available = true
-			t.DefaultRails = append(t.DefaultRails, railInfo{p.Name(), devices[0].Name})
+			if slices.ContainsFunc(defaults, func(d provider.Provider) bool { return d.Name() == p.Name() }) {
+				t.DefaultRails = append(t.DefaultRails, railInfo{p.Name(), devices[0].Name})
+			}
 		}
 		for _, d := range devices {
 			info.Devices = append(info.Devices, deviceInfo{d.Name, d.Fabric, d.LinkBits, d.NUMA, d.Loopback})
