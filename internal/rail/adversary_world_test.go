@@ -363,7 +363,7 @@ func (w *adversaryWorld) value(id int) uint32 {
 }
 
 // maxBads is how many jobs of a run are refused at most: where each costs a connection, more would cost the session.
-const maxBads = maxStrikes / (denialStrikes + 1)
+const maxBads = maxStrikes / (denialStrikes + 1) / 2
 
 // planBad makes a job that writes where it may not, by all it does or by one of its pages.
 func (w *adversaryWorld) planBad(j *job, base uint64) {

@@ -36,7 +36,7 @@ func TestRefusedWriteEndsItsConnection(t *testing.T) {
 	if late := submit(taken, 5); late.n != 1 || late.status != provider.StatusAccess {
 		t.Fatalf("a later write to the same memory: ended %d times with %v", late.n, late.status)
 	}
-	b.breaks(p, 0)
+	b.breaksFor(p, 0, provider.StatusAccess)
 	b.hears(p, wire.LinkNotice{Step: wire.LinkReport, Epoch: 1, Imms: 1, Ordered: 1, Buckets: make([]uint32, wire.LinkBuckets)})
 	if before.n != 1 || before.status != provider.StatusOK {
 		t.Fatalf("the write that was counted: ended %d times with %v", before.n, before.status)
@@ -50,8 +50,8 @@ func TestRefusedWriteEndsItsConnection(t *testing.T) {
 	if n := b.finishAll(); n != 1 || after.n != 1 || after.status != provider.StatusOK {
 		t.Fatalf("%d writes over the next connection; the sibling to other memory ended %d times with %v", n, after.n, after.status)
 	}
-	if in := b.g.Links(p)[0]; in.Denials != 1 || in.Losses != 1 || in.Resent != 2 || len(b.sink.breaches) != 0 {
-		t.Fatalf("link: %+v; given up: %v", in, b.sink.breaches)
+	if in := b.g.Links(p)[0]; in.Denials != 1 || in.Losses != 1 || in.Resent != 2 || len(b.sink.breaches) != 0 || p.links[0].strikes != 1 {
+		t.Fatalf("link: %+v; given up: %v; %d strikes", in, b.sink.breaches, p.links[0].strikes)
 	}
 	b.endsAtZero(p)
 }

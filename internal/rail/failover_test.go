@@ -19,6 +19,12 @@ func (b *bench) live(lead bool, slots ...Slot) *Peer {
 // breaks fails the connection of a link: everything of it that is under way is flushed, and the fence is proved.
 func (b *bench) breaks(p *Peer, i int) {
 	b.Helper()
+	b.breaksFor(p, i, provider.StatusPeerDown)
+}
+
+// breaksFor is breaks with what the network says.
+func (b *bench) breaksFor(p *Peer, i int, why provider.Status) {
+	b.Helper()
 	l := p.links[i]
 	d := b.doms[l.rail.index]
 	for k := len(d.posted) - 1; k >= 0; k-- {
@@ -26,7 +32,7 @@ func (b *bench) breaks(p *Peer, i int) {
 			d.finish(k, provider.StatusFlushed)
 		}
 	}
-	d.tell(provider.KindPeerDown, l.handle, provider.StatusPeerDown)
+	d.tell(provider.KindPeerDown, l.handle, why)
 	b.settle()
 	d.tell(provider.KindFenced, l.handle, provider.StatusOK)
 	b.settle()

@@ -387,7 +387,7 @@ func (g *Group) linkDown(l *link, why provider.Status) {
 	switch {
 	case why == provider.StatusProtocol:
 		g.sink.GiveUp(p, "that of the network", true)
-	case why == provider.StatusAccess && l.rail.caps.AccessEnds:
+	case why == provider.StatusAccess && l.rail.caps.AccessEnds && !l.denied: // else the write was ours
 		l.counts.Denials++
 		g.strike(l, denialStrikes)
 	}

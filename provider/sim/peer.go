@@ -252,19 +252,9 @@ func (f *Fabric) down(e *end, why provider.Status) {
 	}
 	f.cutOff(e, false)
 	for len(e.ops) > 0 {
-		o := e.ops[f.rng.IntN(len(e.ops))]
-		f.finish(o, f.flushed(o))
+		f.finish(e.ops[f.rng.IntN(len(e.ops))], provider.StatusFlushed)
 	}
 	e.d.complete(entry{provider.Completion{Peer: e.peer, Kind: provider.KindPeerDown, Status: why}, e})
-}
-
-// flushed is the status of an op that goes down with its connection: of the one that a NIC has ended the connection for, what it says of
-// it, unless that is lost.
-func (f *Fabric) flushed(o *op) provider.Status {
-	if o.status != provider.StatusOK && o.from.other.d.nic.AccessEnds && !f.lose() {
-		return o.status
-	}
-	return provider.StatusFlushed
 }
 
 // cutOff makes an end deaf and dumb: nothing of the other side lands any more, and the other side will notice, after RetryTimeout when
