@@ -24,7 +24,7 @@ const (
 	RefusedMalformed   = "malformed"   // bytes that mean nothing
 	RefusedProtocol    = "protocol"    // a message that may not come now, or whose type is unknown
 	RefusedBulk        = "bulk"        // a bulk transfer against the rules
-	RefusedLink        = "link"        // a report about a link that cannot be
+	RefusedLink        = "link"        // a report about a link that cannot be, or a link that it has cost us again and again
 	RefusedLimit       = "limit"       // too many immediates that nobody asked for, or regions taken back at once
 	RefusedLost        = "lost"        // a handshake whose connection ended
 )
