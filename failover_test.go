@@ -33,27 +33,36 @@ type duo struct {
 	parts, signals, messages uint64 // sent by stream
 }
 
-// duos runs f over every built-in network. The simulated one keeps order, as the others do: without order, operations with immediates of
+// duos runs f over every network that -worlds names, or over some. The simulated one keeps order, as the others do: without order, operations with immediates of
 // one class, and messages, may end as ErrUnfenced when a link fails under them.
 func duos(t *testing.T, rails int, f func(d *duo), names ...string) {
 	fabric := sim.New(sim.Config{NICs: rails, NIC: sim.NIC{Ordered: true}})
 	if len(names) == 0 {
-		names = []string{"sim", "shm", "tcp"}
+		names = WorldNames()
 	}
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			options := func(host string) Options {
 				o := Options{PeerTimeout: 5 * time.Second}
-				p := map[string]provider.Provider{"sim": fabric.Provider(host), "shm": shm.New(), "tcp": tcp.New()}[name]
+				var p provider.Provider
+				var devs []string
+				if name == "sim" {
+					p = fabric.Provider(host)
+				} else {
+					p, devs = Network(t, name, rails)
+				}
 				o.Providers = []provider.Provider{p}
 				for r := range rails {
 					dev := map[string]string{"sim": fmt.Sprintf("nic%d", r), "tcp": fmt.Sprintf("127.0.0.%d", r+1)}[name]
+					if dev == "" {
+						dev = devs[r]
+					}
 					o.Rails = append(o.Rails, Rail{Provider: p.Name(), Device: dev})
 				}
 				return o
 			}
-			d := newDuo(t, options("a"), options("b"), name != "shm")
-			d.ordered = name != "sim"
+			d := newDuo(t, options("a"), options("b"), name == "sim" || name == "tcp")
+			d.ordered = name == "shm" || name == "tcp" || name == "verbs"
 			f(d)
 		})
 	}

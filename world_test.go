@@ -32,9 +32,9 @@ type world struct {
 	options func(i, rails int) hawser.Options
 }
 
-// worlds runs f over every built-in network.
+// worlds runs f over every network that -worlds names.
 func worlds(t *testing.T, f func(t *testing.T, w *world)) {
-	for _, name := range []string{"sim", "shm", "tcp"} {
+	for _, name := range hawser.WorldNames() {
 		t.Run(name, func(t *testing.T) { f(t, newWorld(t, name)) })
 	}
 }
@@ -67,6 +67,12 @@ func newWorld(t testing.TB, name string) *world {
 		w.options = func(_, rails int) hawser.Options {
 			return railsOf(tcp.New(), rails, func(r int) string { return fmt.Sprintf("127.0.0.%d", r+1) })
 		}
+	default:
+		w.options = func(_, rails int) hawser.Options {
+			p, devs := hawser.Network(t, name, rails)
+			return railsOf(p, rails, func(r int) string { return devs[r] })
+		}
+		hawser.Network(t, name, 1) // here, or a test that makes engines elsewhere could not skip
 	}
 	return w
 }
