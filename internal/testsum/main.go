@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strings"
 	"syscall"
 )
 
@@ -18,10 +19,14 @@ func main() {
 	name := flag.String("name", "test", "name of this run in the counts file")
 	counts := flag.String("counts", os.Getenv(countsEnv), "append the counts to `FILE`")
 	live := flag.String("live", "", "print lines of tests that start with `PREFIX` as they come: progress of long tests")
-	total := flag.String("total", "", "add up the counts in `FILE`, print the closing line, and exit")
+	failure := flag.String("failure", "", "count `NAME` as failed, with the output on standard input, and exit")
+	total := flag.String("total", "", "add up the counts in `FILE`, print the end of the run, and exit")
 	flag.Parse()
-	if *total != "" {
+	switch {
+	case *total != "":
 		os.Exit(printTotal(os.Stdout, *total))
+	case *failure != "":
+		os.Exit(noteFailure(*counts, *failure, os.Stdin))
 	}
 	sum, err := judge(run(os.Stdout, *live, flag.Args()))
 	fmt.Printf("%s: %s\n", *name, sum.line())
@@ -41,13 +46,15 @@ func judge(sum Summary, err error) (Summary, error) {
 	}
 	if err != nil && sum.Failed == 0 {
 		sum.Failed = 1
+		sum.Failures = append(sum.Failures, Failure{Name: "go test", Output: err.Error() + "\n"})
 	}
 	return sum, err
 }
 
-// run executes go test and reads its events. An interrupt of the terminal reaches go test too, whose end ends this process.
+// run executes go test and reads its events. An interrupt of the terminal, and the end of a stage's time, reach go test too: its
+// end ends this process, which first says what was running.
 func run(out io.Writer, live string, args []string) (Summary, error) {
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT) // caught, not ignored: go test would inherit that
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGTERM) // caught, not ignored: go test would inherit that
 	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
 	cmd.Stderr = os.Stderr
 	events, err := cmd.StdoutPipe()
@@ -67,15 +74,33 @@ func run(out io.Writer, live string, args []string) (Summary, error) {
 	return sum, rerr
 }
 
+// noteFailure appends a failure that no test has reported to the counts.
+func noteFailure(counts, name string, output io.Reader) int {
+	text, err := io.ReadAll(output)
+	if err == nil {
+		err = appendCounts(counts, name, Summary{Failed: 1, Failures: []Failure{{Output: shorten(strings.SplitAfter(string(text), "\n"))}}})
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "testsum: %s: %v\n", name, err)
+		return 1
+	}
+	return 0
+}
+
 func printTotal(out io.Writer, file string) int {
-	sum, err := readCounts(file)
+	runs, err := readCounts(file)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "testsum: %v\n", err)
 		return 1
 	}
-	for _, s := range sum.Skips {
-		fmt.Fprintf(out, "skipped: %s\n", s)
+	var sum Summary
+	for _, r := range runs {
+		sum.Passed += r.Passed
+		sum.Failed += r.Failed
+		sum.Skipped += r.Skipped
 	}
+	printSkips(out, runs)
+	printFailures(out, runs)
 	fmt.Fprintln(out, sum.line())
 	if sum.Failed > 0 || sum.Passed == 0 {
 		return 1

@@ -6,18 +6,33 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
 )
 
-// Summary is what a run of tests came to.
+// Summary is what a run of tests came to: a line of the counts file.
 type Summary struct {
-	Name    string   `json:"name"`
-	Passed  int      `json:"passed"`
-	Failed  int      `json:"failed"`
-	Skipped int      `json:"skipped"`
-	Skips   []string `json:"skips,omitempty"` // "package.Test: reason"
+	Name     string    `json:"name"`
+	Passed   int       `json:"passed"`
+	Failed   int       `json:"failed"`
+	Skipped  int       `json:"skipped"`
+	Skips    []Skip    `json:"skips,omitempty"`
+	Failures []Failure `json:"failures,omitempty"`
+}
+
+// Skip is a test that was skipped. Package and Test are empty where a whole run was.
+type Skip struct {
+	Package string `json:"package,omitempty"`
+	Test    string `json:"test,omitempty"`
+	Reason  string `json:"reason"`
+}
+
+// Failure is what a test said that failed. Name is empty where the run is not one of tests.
+type Failure struct {
+	Name   string `json:"name,omitempty"` // "package.Test"
+	Output string `json:"output"`         // shortened
 }
 
 func (s Summary) line() string {
@@ -34,12 +49,13 @@ type event struct {
 	Output  string
 	Elapsed float64
 
-	ImportPath string // build events carry this instead of Package
+	ImportPath  string // build events carry this instead of Package
+	FailedBuild string // the ImportPath of the build that made a package fail
 }
 
 // summarize reads events until the end and prints what a person needs of them, and lines that start with live as they come.
 func summarize(events io.Reader, out io.Writer, live string) (Summary, error) {
-	s := summary{out: out, live: live, text: map[string][]string{}, failed: map[string]int{}}
+	s := summary{out: out, live: live, open: map[string]*running{}, builds: map[string][]string{}}
 	in := bufio.NewReader(events)
 	for {
 		line, err := in.ReadBytes('\n')
@@ -47,6 +63,9 @@ func summarize(events io.Reader, out io.Writer, live string) (Summary, error) {
 			s.take(line)
 		}
 		if errors.Is(err, io.EOF) {
+			for _, name := range slices.Sorted(maps.Keys(s.open)) { // go test was ended
+				s.endPackage(event{Action: "fail", Package: name, Output: "was ended"})
+			}
 			return s.Summary, nil
 		}
 		if err != nil {
@@ -60,8 +79,16 @@ type summary struct {
 
 	out    io.Writer
 	live   string              // prefix of progress lines; empty for none
-	text   map[string][]string // output of what has not ended: test, or package under "package."
-	failed map[string]int      // failed tests of a package
+	open   map[string]*running // packages that have not ended
+	builds map[string][]string // output of the compiler, by import path
+}
+
+// running is a package that has not ended.
+type running struct {
+	text   []string            // its output outside of tests
+	tests  map[string][]string // output of the tests that have begun and not ended
+	skips  []Skip
+	failed int
 }
 
 func (s *summary) take(line []byte) {
@@ -70,64 +97,98 @@ func (s *summary) take(line []byte) {
 		fmt.Fprintf(s.out, "%s", line) // go test prints some errors as plain text
 		return
 	}
-	key := e.Package + "." + e.Test
+	if e.Action == "build-output" {
+		fmt.Fprint(s.out, e.Output)
+		s.builds[e.ImportPath] = append(s.builds[e.ImportPath], e.Output)
+		return
+	}
+	if e.Package == "" {
+		return
+	}
+	p := s.open[e.Package]
+	if p == nil {
+		p = &running{tests: map[string][]string{}}
+		s.open[e.Package] = p
+	}
 	switch e.Action {
 	case "output":
-		if s.live != "" && strings.HasPrefix(e.Output, s.live) {
+		switch {
+		case s.live != "" && strings.HasPrefix(e.Output, s.live):
 			fmt.Fprint(s.out, e.Output)
-			return
+		case e.Test == "":
+			p.text = append(p.text, e.Output)
+		default:
+			p.tests[e.Test] = append(p.tests[e.Test], e.Output)
 		}
-		s.text[key] = append(s.text[key], e.Output)
-	case "build-output":
-		fmt.Fprint(s.out, e.Output)
 	case "pass", "fail", "skip":
 		if e.Test == "" {
-			s.endPackage(e, s.text[key])
+			s.endPackage(e)
 		} else {
-			s.endTest(e, s.text[key])
+			s.endTest(e, p)
 		}
-		delete(s.text, key)
 	}
 }
 
-func (s *summary) endTest(e event, text []string) {
+func (s *summary) endTest(e event, p *running) {
+	text := p.tests[e.Test]
+	delete(p.tests, e.Test)
 	switch e.Action {
 	case "pass":
 		s.Passed++
 	case "fail":
-		s.Failed++
-		s.failed[e.Package]++
-		for _, t := range text {
-			fmt.Fprint(s.out, t)
-		}
+		p.failed++
+		s.fail(e.Package+"."+e.Test, text)
 	case "skip":
 		s.Skipped++
-		skip := fmt.Sprintf("%s.%s: %s", e.Package, e.Test, reason(text))
-		s.Skips = append(s.Skips, skip)
-		fmt.Fprintf(s.out, "skip %s\n", skip)
+		p.skips = append(p.skips, Skip{e.Package, e.Test, reason(text)})
 	}
 }
 
-func (s *summary) endPackage(e event, text []string) {
-	switch {
-	case e.Action == "skip":
-		return // no test files
-	case e.Action == "pass":
-		fmt.Fprintf(s.out, "ok   %s  %.1fs\n", e.Package, e.Elapsed)
-		return
-	case s.failed[e.Package] == 0:
-		s.Failed++ // it did not build, or it died outside any test
+// fail counts a failure, prints all that it said, and keeps the ends of it.
+func (s *summary) fail(name string, text []string) {
+	s.Failed++
+	for _, t := range text {
+		fmt.Fprint(s.out, t)
 	}
-	for key, lines := range s.text { // a panic leaves its text with a test that never ended
-		if strings.HasPrefix(key, e.Package+".Test") || strings.HasPrefix(key, e.Package+".Fuzz") {
-			text = append(lines, text...)
-			delete(s.text, key)
-		}
+	s.Failures = append(s.Failures, Failure{name, shorten(text)})
+}
+
+func (s *summary) endPackage(e event) {
+	p := s.open[e.Package]
+	delete(s.open, e.Package)
+	switch e.Action {
+	case "skip":
+		return // no test files
+	case "pass":
+		fmt.Fprintf(s.out, "ok   %s  %.1fs\n", e.Package, e.Elapsed)
+	default:
+		s.unfinished(e, p)
+		fmt.Fprintf(s.out, "FAIL %s  %.1fs\n", e.Package, e.Elapsed)
+	}
+	printGrouped(s.out, p.skips)
+	s.Skips = append(s.Skips, p.skips...)
+}
+
+// unfinished tells what a package that failed said outside of tests that failed: it did not build, or it died, or was ended.
+func (s *summary) unfinished(e event, p *running) {
+	var text []string
+	text = append(text, s.builds[e.FailedBuild]...)
+	name := e.Package
+	for _, test := range slices.Sorted(maps.Keys(p.tests)) { // a panic leaves its text with tests that never ended
+		text = append(text, p.tests[test]...)
+		name += " " + test + " did not end;"
+	}
+	text = append(text, p.text...)
+	if e.Output != "" {
+		text = append(text, e.Package+" "+e.Output+"\n")
+	}
+	if p.failed == 0 || len(p.tests) > 0 {
+		s.fail(strings.TrimSuffix(name, ";"), text)
+		return
 	}
 	for _, t := range text {
 		fmt.Fprint(s.out, t)
 	}
-	fmt.Fprintf(s.out, "FAIL %s  %.1fs\n", e.Package, e.Elapsed)
 }
 
 // reason is what t.Skip printed: the last line of the test's output, without the file and line before it.
@@ -164,23 +225,17 @@ func appendCounts(file, name string, s Summary) error {
 	return nil
 }
 
-func readCounts(file string) (Summary, error) {
+func readCounts(file string) (runs []Summary, err error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return Summary{}, fmt.Errorf("read counts: %w", err)
+		return nil, fmt.Errorf("read counts: %w", err)
 	}
-	var total Summary
 	for line := range strings.Lines(string(data)) {
 		var s Summary
 		if err := json.Unmarshal([]byte(line), &s); err != nil {
-			return Summary{}, fmt.Errorf("read counts %s: %w", file, err)
+			return nil, fmt.Errorf("read counts %s: %w", file, err)
 		}
-		total.Passed += s.Passed
-		total.Failed += s.Failed
-		total.Skipped += s.Skipped
-		for _, skip := range s.Skips {
-			total.Skips = append(total.Skips, s.Name+": "+skip)
-		}
+		runs = append(runs, s)
 	}
-	return total, nil
+	return runs, nil
 }
