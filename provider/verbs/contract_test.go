@@ -1,7 +1,10 @@
+//go:build cgo
+
 package verbs_test
 
 import (
 	"context"
+	"maps"
 	"testing"
 
 	"github.com/hawser-project/hawser/mem"
@@ -15,7 +18,12 @@ var except = map[string]string{
 	"GrantIsEnforcedToItsRange": "the card enforces whole registrations; ranges are checked by the writer",
 }
 
-// TestContract runs the contract on the devices of this machine, hosts by turns on the first two of one subnet.
+// spread opens hosts by turns on the first two devices.
+func spread(host string, devs []provider.Device) provider.Device {
+	return devs[int(host[len(host)-1])%min(2, len(devs))]
+}
+
+// TestContract runs the contract on the devices of this machine; the first two must reach each other.
 func TestContract(t *testing.T) {
 	p := verbs.New(verbs.Options{})
 	if _, err := p.Devices(context.Background()); err != nil {
@@ -25,12 +33,22 @@ func TestContract(t *testing.T) {
 		Memory: mem.Private,
 		Except: except,
 		Network: func(*testing.T) providertest.Network {
-			return providertest.Network{
-				Provider: func(string) provider.Provider { return p },
-				Device: func(host string, devs []provider.Device) provider.Device {
-					return devs[int(host[len(host)-1])%min(2, len(devs))]
-				},
-			}
+			return providertest.Network{Provider: func(string) provider.Provider { return p }, Device: spread}
+		},
+	})
+}
+
+// TestContractFake runs it on a libibverbs without devices, which aborts on what a card would only count.
+func TestContractFake(t *testing.T) {
+	p := onFake(t, verbs.Options{})
+	no := maps.Clone(except)
+	no["KilledProcess"] = "the fake card is in this process"
+	no["StoppedProcess"] = no["KilledProcess"]
+	providertest.Run(t, providertest.Factory{
+		Memory: mem.Private,
+		Except: no,
+		Network: func(*testing.T) providertest.Network {
+			return providertest.Network{Provider: func(string) provider.Provider { return p }, Device: spread}
 		},
 	})
 }

@@ -3,6 +3,8 @@
 package verbs
 
 import (
+"os"
+"runtime/debug"
 	"errors"
 	"time"
 
@@ -73,6 +75,7 @@ func (d *domain) lose(p *peer, status provider.Status, detail uint32) {
 // end begins the end of a connection, if it has not ended.
 func (d *domain) end(p *peer, status provider.Status, detail uint32, goodbye bool) {
 	d.activate(p)
+	if os.Getenv("VDEBUG")!="" { println("END", d.name, p.handle, p.phase, status, detail); debug.PrintStack() }
 	if p.phase >= leaving {
 		return
 	}
@@ -173,10 +176,7 @@ func (d *domain) destroy(p *peer) error {
 	err := errors.Join(d.retire(&p.ctl), d.retire(&p.out), d.retire(&p.in))
 	w := &p.writes
 	for i := w.acked; i != w.sent; i++ {
-		if e := w.ring.at(i); e.posted && e.slot > 0 {
-			d.unpost(e.slot - 1)
-			e.slot = 0
-		}
+		d.unsend(w, w.ring.at(i))
 	}
 	c := &p.control
 	for i := range c.slots {

@@ -189,12 +189,22 @@ func (d *domain) writeDone(p *peer, seq uint64, w *workDone) {
 // hot:
 func (d *domain) ack(q *writes, end uint64) {
 	for ; q.acked != end; q.acked++ {
-		if e := q.ring.at(q.acked); e.posted {
-			q.inflight--
-			if e.slot > 0 {
-				d.unpost(e.slot - 1)
-			}
-		}
+		d.unsend(q, q.ring.at(q.acked))
+	}
+}
+
+// unsend notes that a write is not at the card any more.
+//
+// hot:
+func (d *domain) unsend(q *writes, e *entry) {
+	if !e.posted {
+		return
+	}
+	e.posted = false
+	q.inflight--
+	if e.slot > 0 {
+		d.unpost(e.slot - 1)
+		e.slot = 0
 	}
 }
 
@@ -210,6 +220,7 @@ func (q *writes) deliver(p *peer, out *sink) bool {
 		if out.full() {
 			return false
 		}
+		q.acked = max(q.acked, q.done+1) // one that is not at the card
 		out.put(provider.Completion{Token: e.wr.Token, Peer: p.handle, Kind: provider.KindWrite, Status: e.status})
 	}
 	return true
@@ -273,7 +284,7 @@ func (d *domain) settle(p *peer, out *sink) bool {
 		}
 		out.put(provider.Completion{Token: e.wr.Token, Peer: p.handle, Kind: provider.KindSend, Status: status})
 	}
-	w.ring, m.ring = ring{}, ring{}
+	w.ring, w.acked, w.sent, m.ring, m.sent = ring{}, w.tail, w.tail, ring{}, m.tail
 	if !p.toldDown {
 		if out.full() {
 			return false

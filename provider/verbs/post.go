@@ -8,7 +8,7 @@ import "github.com/hawser-project/hawser/provider"
 type entry struct {
 	wr     provider.WR
 	status provider.Status // other than ok: how it ends, without the card
-	posted bool            // at the card, or has been
+	posted bool            // a write: at the card; a message: at the card, or has been
 	slot   uint32          // 1 + the region that the card reads for it, 0 when none
 	mail   uint32          // of a message: how much of the peer's mail it takes
 	order  uint32          // of a message: its number among those posted
@@ -41,8 +41,7 @@ func (r *ring) grow(done, tail uint64) {
 	}
 }
 
-// writes are those to one peer, in order. Cursors only grow: done ≤ acked ≤ sent ≤ tail, but for done, which passes requests that
-// the card never saw.
+// writes are those to one peer, in order. Cursors only grow, but for sent when the queue pair is renewed: done ≤ acked ≤ sent ≤ tail.
 type writes struct {
 	ring                    ring
 	done, acked, sent, tail uint64

@@ -45,6 +45,7 @@ func (d *domain) writeFailed(p *peer, seq uint64, w *workDone) {
 		return
 	}
 	e := q.ring.at(seq)
+	d.unsend(q, e)
 	switch w.status {
 	case wcRemAccess, wcRemInvalid, wcRemOp:
 		e.status = provider.StatusAccess
@@ -93,15 +94,7 @@ func (d *domain) askRenewal(p *peer) {
 // rewind takes back what was handed to the card and not executed.
 func (d *domain) rewind(q *writes) {
 	for i := q.acked; i != q.sent; i++ {
-		e := q.ring.at(i)
-		if e.posted {
-			e.posted = false
-			q.inflight--
-			if e.slot > 0 {
-				d.unpost(e.slot - 1)
-				e.slot = 0
-			}
-		}
+		d.unsend(q, q.ring.at(i))
 	}
 	q.sent, q.immSent, q.immCredit = q.acked, 0, 0
 }
