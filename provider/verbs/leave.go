@@ -3,8 +3,6 @@
 package verbs
 
 import (
-"os"
-"runtime/debug"
 	"errors"
 	"time"
 
@@ -75,7 +73,6 @@ func (d *domain) lose(p *peer, status provider.Status, detail uint32) {
 // end begins the end of a connection, if it has not ended.
 func (d *domain) end(p *peer, status provider.Status, detail uint32, goodbye bool) {
 	d.activate(p)
-	if os.Getenv("VDEBUG")!="" { println("END", d.name, p.handle, p.phase, status, detail); debug.PrintStack() }
 	if p.phase >= leaving {
 		return
 	}
