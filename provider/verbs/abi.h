@@ -223,6 +223,16 @@ union abi_gid {
 	uint64_t _align[2];
 };
 
+struct abi_gid_entry {
+	union abi_gid gid;
+	uint32_t gid_index;
+	uint32_t port_num;
+	uint32_t gid_type;
+	uint32_t ndev_ifindex;
+};
+
+enum { ABI_GID_ROCE_V2 = 2 };
+
 struct abi_global_route {
 	union abi_gid dgid;
 	uint32_t flow_label;

@@ -16,6 +16,8 @@ import "C"
 
 import (
 	"fmt"
+	"net"
+	"net/netip"
 	"syscall"
 	"unsafe"
 )
@@ -130,6 +132,43 @@ func (c *card) queryPort(i int) (portAttrs, error) {
 		mtu: uint8(a.active_mtu), maxMsg: uint64(a.max_msg_sz), gids: int(a.gid_tbl_len), linkBits: linkBits(uint8(a.active_width), uint8(a.active_speed)),
 	}, nil
 }
+
+// gids lists the table of a port. It is one call, where sysfs is three files for each of as many entries as the card has room for: a
+// thousand on soft-RoCE. false: library or kernel are too old for it.
+func (c *card) gids(port int) ([]gid, bool, error) {
+	room := c.attrs.ports * maxGIDs
+	entries := (*C.struct_abi_gid_entry)(C.calloc(C.size_t(room), C.sizeof_struct_abi_gid_entry))
+	defer C.free(unsafe.Pointer(entries))
+	n := int(C.hv_query_gids(c.c, entries, C.int(room)))
+	switch {
+	case n == -int(syscall.ENOSYS):
+		return nil, false, nil
+	case n < 0:
+		return nil, true, fmt.Errorf("ibv_query_gid_table: %w", errno(-n))
+	}
+	var table []gid
+	// safe: C filled n of the entries.
+	for _, e := range unsafe.Slice(entries, n) {
+		if int(e.port_num) != port {
+			continue
+		}
+		kind := "RoCE v1"
+		if e.gid_type == C.ABI_GID_ROCE_V2 {
+			kind = roceV2
+		}
+		netdev := ""
+		if ifi, err := net.InterfaceByIndex(int(e.ndev_ifindex)); err == nil {
+			netdev = ifi.Name
+		}
+		// safe: the union is the 16 bytes of an address.
+		addr := netip.AddrFrom16(*(*[16]byte)(unsafe.Pointer(&e.gid)))
+		table = append(table, gid{int(e.gid_index), addr.Unmap(), kind, netdev})
+	}
+	return table, true, nil
+}
+
+// maxGIDs bounds a port's table: a queue pair names an entry of it with 8 bits.
+const maxGIDs = 256
 
 // gid is an entry of a port's GID table.
 func (c *card) gid(port, index int) (g [16]byte, err error) {

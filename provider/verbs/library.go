@@ -26,7 +26,7 @@ var symbols = []string{
 	"ibv_query_gid", "ibv_alloc_pd", "ibv_dealloc_pd", "ibv_reg_mr", "ibv_dereg_mr", "ibv_create_comp_channel",
 	"ibv_destroy_comp_channel", "ibv_create_cq", "ibv_destroy_cq", "ibv_get_cq_event", "ibv_ack_cq_events", "ibv_create_srq",
 	"ibv_destroy_srq", "ibv_create_qp", "ibv_modify_qp", "ibv_destroy_qp", "ibv_get_async_event", "ibv_ack_async_event",
-	"?ibv_reg_mr_iova2", "?ibv_reg_dmabuf_mr",
+	"?ibv_reg_mr_iova2", "?ibv_reg_dmabuf_mr", "?_ibv_query_gid_table",
 }
 
 // A library that cannot be loaded is tried again at the next call: somebody may have installed it.

@@ -129,7 +129,10 @@ func (v *verbs) look(c *card, name string, port int) (endpoint, error) {
 	if !a.ethernet {
 		return p.infiniband(c)
 	}
-	table, err := v.sys.gids(name, port)
+	table, ok, err := c.gids(port)
+	if !ok {
+		table, err = v.sys.gids(name, port)
+	}
 	if err != nil {
 		return endpoint{}, err
 	}

@@ -72,6 +72,14 @@ int hv_query_gid(struct hv_card *c, int port, int index, uint8_t *out)
 	return err;
 }
 
+int hv_query_gids(struct hv_card *c, struct abi_gid_entry *out, int max)
+{
+	if (!c->lib->query_gid_table)
+		return -ENOSYS;
+	ssize_t n = c->lib->query_gid_table(c->ctx, out, max, 0, sizeof *out);
+	return n == -EOPNOTSUPP ? -ENOSYS : (int)n;
+}
+
 // All receives are alike: no bytes, no name.
 static int post_receives(struct hv_card *c, int n)
 {

@@ -5,6 +5,8 @@
 
 #include "abi.h"
 
+#include <sys/types.h>
+
 // The functions of libibverbs, in the order of the names in library.go. The optional ones are NULL where the library lacks them.
 struct hv_table {
 	struct abi_device **(*get_device_list)(int *);
@@ -34,6 +36,7 @@ struct hv_table {
 	// optional
 	struct abi_mr *(*reg_mr_iova2)(struct abi_pd *, void *, size_t, uint64_t, unsigned int);
 	struct abi_mr *(*reg_dmabuf_mr)(struct abi_pd *, uint64_t, size_t, uint64_t, int, int);
+	ssize_t (*query_gid_table)(struct abi_context *, struct abi_gid_entry *, size_t, uint32_t, size_t);
 };
 
 // One opened device and port with its queues.
@@ -94,6 +97,9 @@ int hv_device(struct hv_table *lib, int i, char *out);
 struct hv_card *hv_open(struct hv_table *lib, const char *name);
 int hv_query_port(struct hv_card *c, int port, struct abi_port_attr *out);
 int hv_query_gid(struct hv_card *c, int port, int index, uint8_t *out);
+
+// Takes the entries of all ports' tables that are in use. Returns their number, or -errno; -ENOSYS where library or kernel are too old.
+int hv_query_gids(struct hv_card *c, struct abi_gid_entry *out, int max);
 
 // Makes the queues and posts depth receives of no bytes. Returns errno; *what names the call that failed.
 int hv_start(struct hv_card *c, int sends, int recvs, int depth, const char **what);
