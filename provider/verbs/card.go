@@ -92,7 +92,6 @@ const (
 const (
 	wcSuccess     = C.ABI_WC_SUCCESS
 	wcLocalLength = C.ABI_WC_LOC_LEN_ERR
-	wcLocalOp     = C.ABI_WC_LOC_QP_OP_ERR
 	wcLocalProt   = C.ABI_WC_LOC_PROT_ERR
 	wcFlushed     = C.ABI_WC_WR_FLUSH_ERR
 	wcRemInvalid  = C.ABI_WC_REM_INV_REQ_ERR

@@ -49,9 +49,9 @@ func (d *domain) writeFailed(p *peer, seq uint64, w *workDone) {
 	switch w.status {
 	case wcRemAccess, wcRemInvalid, wcRemOp:
 		e.status = provider.StatusAccess
-	case wcLocalProt, wcLocalLength, wcLocalOp:
+	case wcLocalProt, wcLocalLength:
 		e.status = provider.StatusLocal
-	default: // the peer does not answer, or somebody has ended the queue pair
+	default: // the peer does not answer, somebody has ended the queue pair, or the card cannot send: soft-RoCE says wcLocalOp when its link is down
 		d.lose(p, provider.StatusPeerDown, w.detail())
 		return
 	}
