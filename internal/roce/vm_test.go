@@ -69,19 +69,46 @@ func (p pair) netdev(side int) string { return string("ab"[side]) + strconv.Itoa
 // addr is the address of a device's end of the cable.
 func (p pair) addr(side int) string { return fmt.Sprintf("10.77.%d.%d", p.number, side+1) }
 
-// link takes the cable down, or up again.
-func (p pair) link(state string) error {
+// link takes the cable down, or up again; it is up at the end of the test.
+func (p pair) link(t testing.TB, state string) error {
+	if state == "down" {
+		t.Cleanup(func() {
+			if _, err := command("ip", "link", "set", p.netdev(0), "up"); err != nil {
+				t.Error(err)
+			}
+			eventually(t, "cable of "+p.dev[0], func() bool { return p.up() })
+		})
+	}
 	_, err := command("ip", "link", "set", p.netdev(0), state)
 	return err
 }
 
-// bad makes the cable lose and delay, in both directions; it is good again at the end of the test.
-func (p pair) bad(t testing.TB, how ...string) {
-	t.Helper()
-	for side := range 2 {
-		run(t, "tc", append([]string{"qdisc", "add", "dev", p.netdev(side), "root", "netem", "limit", "10000"}, how...)...)
-		t.Cleanup(func() { run(t, "tc", "qdisc", "del", "dev", p.netdev(side), "root") })
+// up reports whether both devices have a link.
+func (p pair) up() bool {
+	for _, dev := range p.dev {
+		state, err := os.ReadFile("/sys/class/infiniband/" + dev + "/ports/1/state")
+		if err != nil || !strings.Contains(string(state), "ACTIVE") {
+			return false
+		}
 	}
+	return true
+}
+
+// bad makes the cable lose and delay, in both directions, until mend.
+func (p pair) bad(how ...string) (mend func() error, err error) {
+	for side := range 2 {
+		if _, err := command("tc", append([]string{"qdisc", "add", "dev", p.netdev(side), "root", "netem", "limit", "10000"}, how...)...); err != nil {
+			return nil, err
+		}
+	}
+	return func() error {
+		for side := range 2 {
+			if _, err := command("tc", "qdisc", "del", "dev", p.netdev(side), "root"); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil
 }
 
 // pairs returns the first n pairs of this VM.
