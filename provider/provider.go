@@ -201,6 +201,7 @@ type Caps struct {
 	GrantRange bool   // a grant is enforced to its range, not only to the whole memory
 	Refusals   bool   // the receiver checks and tells with KindRefused; false: the writer checks by itself and always learns of a refusal
 	AccessEnds bool   // a write that is refused may end its connection; see Refusals in the package's documentation
+	NoImmLen   bool   // the network does not tell how long a write with an immediate was: KindImm.Len is 0
 	LinkBits   uint64 // speed for placement, bits per second; 0 when unknown
 	Fabric     string // that of the Device, also when Open was given a device that Devices does not list
 

@@ -40,7 +40,7 @@ const (
 	// KindRecv: a message of Peer lies in the buffer of Token; Len is its length. StatusTruncated: the message was
 	// longer than the buffer and is lost, the buffer is the owner's again. StatusFlushed: the Domain is closing.
 	KindRecv
-	// KindImm: an OpWriteImm of Peer was placed; Imm and Len are those of its WR.
+	// KindImm: an OpWriteImm of Peer was placed; Imm and Len are those of its WR (Len unless Caps.NoImmLen).
 	KindImm
 	// KindPeerUp: Connect succeeded on this side; writes may be posted. The other side may see it a little later.
 	KindPeerUp

@@ -90,7 +90,9 @@ func (o *offer) addr() provider.Addr {
 const offerFixed = 1 + 4 + 4 + 8 + 4 + 8 + 8 + 8
 
 func parseOffer(b provider.Addr) (o offer, err error) {
-	bad := func(what string) error { return fmt.Errorf("%w: not an address of libfabric: %s", provider.ErrInvalid, what) }
+	bad := func(what string) error {
+		return fmt.Errorf("%w: not an address of libfabric: %s", provider.ErrInvalid, what)
+	}
 	if len(b) > provider.MaxAddr || len(b) < offerFixed+2+secretSize {
 		return o, bad("its length")
 	}

@@ -24,6 +24,7 @@ var software = []string{"tcp", "udp", "shm", "sm2", "sockets", "net", "lnx", "of
 type device struct {
 	dev      provider.Device
 	software bool
+	noLen    bool // rxm reports every write with data as one of 0 bytes
 }
 
 func (n network) devices() ([]provider.Device, error) {
@@ -121,7 +122,7 @@ func isSoftware(layers string) bool {
 func (n network) describe(i *info) (d device, ok bool) {
 	s := &i.desc
 	prov, domain := text(&s.provider), text(&s.domain)
-	d.software = isSoftware(prov)
+	d.software, d.noLen = isSoftware(prov), strings.Contains(prov, "ofi_rxm")
 	if n.Provider == "" && (d.software || s.has_nic == 0) || s.data_size < 4 || s.mr_mode&mrEndpoint != 0 {
 		return d, false
 	}

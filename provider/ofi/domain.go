@@ -149,7 +149,7 @@ func (n network) open(dev provider.Device, cfg provider.Config) (provider.Domain
 	}
 	d.caps = provider.Caps{
 		MaxMsg: min(uint64(i.desc.max_msg), maxMsg), MaxSend: maxSend, PeerDepth: peerDepth, RecvDepth: recvDepth,
-		CrossHost: !about.dev.Loopback, GrantRange: true, AccessEnds: true, PinsMemory: d.hardware,
+		CrossHost: !about.dev.Loopback, NoImmLen: about.noLen, GrantRange: true, AccessEnds: true, PinsMemory: d.hardware,
 		DMABuf: d.hardware && uint64(i.desc.caps)&capHMEM != 0, LinkBits: about.dev.LinkBits, Fabric: about.dev.Fabric, DrainBound: drainBound,
 	}
 	if err := d.start(); err != nil {
@@ -168,7 +168,7 @@ func (d *domain) start() (err error) {
 	if d.self, err = thisHost(); err != nil {
 		return err
 	}
-	if d.rail, err = openRail(d.info, queueDepth, len(d.peers)); err != nil {
+	if d.rail, err = openRail(d.info, queueDepth, len(d.peers), !d.private); err != nil {
 		return fmt.Errorf("%w: %w", provider.ErrUnavailable, err)
 	}
 	if d.ctl, d.ctlName, err = d.rail.endpoint(d.hardware); err != nil {

@@ -32,6 +32,8 @@ type library struct {
 var loadLibrary = sync.OnceValues(func() (*library, error) {
 	// safe: C memory, because the table is filled through a pointer that Go must not move.
 	api := (*C.struct_hf_api)(C.calloc(1, C.sizeof_struct_hf_api))
+	C.hw_keep_signals()
+	defer C.hw_restore_signals()
 	lib, err := dl.Load(unsafe.Pointer(api), []string{
 		"fi_getinfo", "fi_freeinfo", "fi_dupinfo", "fi_fabric", "fi_strerror", "fi_version", "fi_tostr",
 	}, "libfabric.so.1")
@@ -43,8 +45,19 @@ var loadLibrary = sync.OnceValues(func() (*library, error) {
 	if v := l.version(); v < oldest {
 		return nil, fmt.Errorf("%s: %w: libfabric %d.%d, and 1.17 is the oldest that is known to work", lib.Path, provider.ErrUnavailable, v>>16, v&0xFFFF)
 	}
+	l.probe()
 	return l, nil
 })
+
+// probe has libfabric initialize its providers, while somebody looks after the signal handlers.
+func (l *library) probe() {
+	var head *C.struct_hf_info
+	name := C.CString("")
+	defer C.free(unsafe.Pointer(name))
+	if C.hw_getinfo(l.api, name, nil, 0, &head) == 0 {
+		C.hw_freeinfo(l.api, head)
+	}
+}
 
 // oldest interface that the package is tested with.
 const oldest = 1<<16 | 17
@@ -207,12 +220,12 @@ type rail struct {
 	out  *C.struct_hw_result
 }
 
-func openRail(i *info, depth, peers int) (*rail, error) {
+func openRail(i *info, depth, peers int, wait bool) (*rail, error) {
 	r := &rail{lib: i.lib, info: i}
 	// safe: C memory: the library keeps no pointer to it, but a crossing is cheaper with pointers that Go need not check.
 	r.raw = (*C.struct_hw_rail)(C.calloc(1, C.sizeof_struct_hw_rail))
 	r.out = (*C.struct_hw_result)(C.calloc(1, C.sizeof_struct_hw_result))
-	if e := C.hw_open(i.lib.api, i.raw, C.uint64_t(depth), C.uint64_t(peers), r.raw); e != 0 {
+	if e := C.hw_open(i.lib.api, i.raw, C.uint64_t(depth), C.uint64_t(peers), cbool(wait), r.raw); e != 0 {
 		call := [...]string{"", "fi_fabric", "fi_domain", "fi_cq_open", "fi_av_open"}[r.raw.failed]
 		err := r.lib.fault(call, e)
 		_ = r.close()

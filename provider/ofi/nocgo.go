@@ -12,4 +12,6 @@ var errNoCgo = fmt.Errorf("libfabric: %w: this binary was built without cgo (CGO
 
 func (n network) devices() ([]provider.Device, error) { return nil, errNoCgo }
 
-func (n network) open(provider.Device, provider.Config) (provider.Domain, error) { return nil, errNoCgo }
+func (n network) open(provider.Device, provider.Config) (provider.Domain, error) {
+	return nil, errNoCgo
+}

@@ -187,7 +187,9 @@ func head(buf []byte, n note, to provider.Peer, token uint64) {
 }
 
 // goodbye tells the other side that the connection has ended.
-func (d *domain) goodbye(p *peer) { d.last(p.to, note{kind: noteBye}, p.remote.handle, token(&p.remote.secret)) }
+func (d *domain) goodbye(p *peer) {
+	d.last(p.to, note{kind: noteBye}, p.remote.handle, token(&p.remote.secret))
+}
 
 // last sends a message that is about no connection of ours; it is lost where there is no buffer for it.
 func (d *domain) last(to *target, n note, handle provider.Peer, token uint64) {

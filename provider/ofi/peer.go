@@ -17,9 +17,9 @@ import (
 type phase uint8
 
 const (
-	offered phase = iota // Offer was called; the hello may have come already
-	waiting              // passive Connect was called, the hello has not come
-	greeting             // active: hello sent, the welcome has not come
+	offered  phase = iota // Offer was called; the hello may have come already
+	waiting               // passive Connect was called, the hello has not come
+	greeting              // active: hello sent, the welcome has not come
 	up
 	ending // shared endpoint: being ended, writes of ours are under way
 	down   // ended; completions may be left in domain.out
@@ -86,7 +86,6 @@ type peer struct {
 	roomFree []uint8
 	incoming [maxAnnounced]incoming
 }
-
 
 // peer finds a live handle, or returns nil.
 //

@@ -3,6 +3,7 @@
 #include "shim.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +21,17 @@ static void copy(char *to, const char *from) {
 static uint32_t wanted(const struct hf_api *api) {
 	uint32_t has = api->version(), most = HF_VERSION(2, 0);
 	return has < most ? has : most;
+}
+
+static struct sigaction kept[NSIG];
+
+void hw_keep_signals(void) {
+	for (int s = 1; s < NSIG; s++) (void)sigaction(s, NULL, &kept[s]);
+}
+
+void hw_restore_signals(void) {
+	for (int s = 1; s < NSIG; s++)
+		if (s != SIGKILL && s != SIGSTOP) (void)sigaction(s, &kept[s], NULL);
 }
 
 int hw_getinfo(const struct hf_api *api, const char *provider, const char *node, int hmem, struct hf_info **out) {
@@ -82,14 +94,14 @@ uint32_t hw_version(const struct hf_api *api) { return api->version(); }
 
 static int end(struct hf_fid *f) { return f->ops->close(f); }
 
-int hw_open(const struct hf_api *api, struct hf_info *i, uint64_t depth, uint64_t peers, struct hw_rail *r) {
+int hw_open(const struct hf_api *api, struct hf_info *i, uint64_t depth, uint64_t peers, int wait, struct hw_rail *r) {
 	memset(r, 0, sizeof *r);
 	r->wait_fd = -1;
 	int e = api->fabric(i->fabric_attr, &r->fabric, NULL);
 	if (e) return r->failed = 1, e;
 	if ((e = r->fabric->ops->domain(r->fabric, i, &r->domain, NULL))) return r->failed = 2, e;
 	struct hf_cq_attr cq = {.size = depth, .format = HF_CQ_FORMAT_DATA, .wait_obj = HF_WAIT_FD};
-	e = r->domain->ops->cq_open(r->domain, &cq, &r->cq, NULL);
+	e = wait ? r->domain->ops->cq_open(r->domain, &cq, &r->cq, NULL) : -ENOSYS;
 	if (!e) {
 		int fd = -1;
 		if (r->fabric->ops->size > offsetof(struct hf_ops_fabric, trywait) && r->cq->fid.ops->control(&r->cq->fid, HF_GETWAIT, &fd) == 0)

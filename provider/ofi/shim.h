@@ -65,6 +65,10 @@ struct hw_result {
 	struct hw_error error;
 };
 
+// Signal handlers of the process: libraries that libfabric brings install their own when they are loaded.
+void hw_keep_signals(void);
+void hw_restore_signals(void);
+
 int hw_getinfo(const struct hf_api *, const char *provider, const char *node, int hmem, struct hf_info **);
 void hw_describe(const struct hf_info *, struct hw_desc *);
 struct hf_info *hw_next(struct hf_info *);
@@ -73,7 +77,7 @@ struct hf_info *hw_dupinfo(const struct hf_api *, struct hf_info *);
 const char *hw_strerror(const struct hf_api *, int);
 uint32_t hw_version(const struct hf_api *);
 
-int hw_open(const struct hf_api *, struct hf_info *, uint64_t depth, uint64_t peers, struct hw_rail *);
+int hw_open(const struct hf_api *, struct hf_info *, uint64_t depth, uint64_t peers, int wait, struct hw_rail *);
 int hw_close(struct hw_rail *);
 int hw_trywait(struct hw_rail *);
 

@@ -254,6 +254,14 @@ func (h *host) takeWR(c provider.Completion) error {
 	return fmt.Errorf("status of a write or send")
 }
 
+// immLen is what KindImm says of a write of n bytes.
+func (h *host) immLen(n int) uint64 {
+	if h.caps.NoImmLen {
+		return 0
+	}
+	return uint64(n)
+}
+
 func known(op provider.Op) bool { return op >= provider.OpWrite && op <= provider.OpRecv }
 
 // tryPost gives the WRs tokens and calls Post once; the tokens of the accepted prefix are outstanding afterwards.

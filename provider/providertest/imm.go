@@ -73,7 +73,7 @@ func immediateNeverBeforeItsBytes(w *world) {
 	var bad error
 	l.to.onImm = func(c provider.Completion) error {
 		i := int(c.Imm)
-		if i >= slots || fly[i].n < 0 || uint64(fly[i].n) != c.Len {
+		if i >= slots || fly[i].n < 0 || l.to.immLen(fly[i].n) != c.Len {
 			return fmt.Errorf("immediate that is not in flight")
 		}
 		f := fly[i]
@@ -127,7 +127,7 @@ func immediateNamesValueLengthAndPeer(w *world) {
 			n := i * 1000
 			l.from.finish(l.from.post(l.writeImm(0, 0, n, imm))...)
 			w.until("the immediate arrives", func() bool { return len(c.imms) == 1 })
-			if got := c.imms[0]; got.Imm != imm || got.Peer != l.back || got.Len != uint64(n) {
+			if got := c.imms[0]; got.Imm != imm || got.Peer != l.back || got.Len != c.immLen(n) {
 				w.Fatalf("got %s, want imm %#x of peer %#x with length %d", show(got), imm, l.back, n)
 			}
 		}

@@ -36,7 +36,7 @@ func refusalIsTold(w *world) {
 			w.Fatalf("one refused immediate and one good one: %d completions at the receiver, want %d", len(b.told), want)
 		}
 		for _, c := range b.told {
-			if c.Peer != back || c.Len != uint64(n) || c.Kind == provider.KindRefused && c.Imm != uint32(i) {
+			if c.Peer != back || c.Len != b.immLen(n) || c.Kind == provider.KindRefused && c.Imm != uint32(i) {
 				w.Fatalf("a refused write of %d bytes with immediate %d of peer %#x is told as %s", n, i, back, show(c))
 			}
 		}

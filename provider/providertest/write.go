@@ -155,7 +155,7 @@ func oneWrite(l *lane, n, so, do int, imm uint32) {
 		return l.from.isDone(tok...) && len(l.to.imms) == 1
 	})
 	l.from.wantStatus(provider.StatusOK, tok...)
-	if c := l.to.imms[0]; c.Imm != imm || c.Len != uint64(n) {
+	if c := l.to.imms[0]; c.Imm != imm || c.Len != l.to.immLen(n) {
 		w.Fatalf("write of %d bytes with imm %#x delivered %s", n, imm, show(c))
 	}
 	if at := differ(l.dst.b[do:do+n], l.src.b[so:so+n]); at >= 0 {
