@@ -20,5 +20,6 @@ func contract(t *testing.T, name string, except map[string]string) {
 }
 
 func TestContractTCP(t *testing.T) { contract(t, "tcp", nil) }
+func TestContractNet(t *testing.T) { contract(t, "net", nil) }
 func TestContractSHM(t *testing.T) { contract(t, "shm", nil) }
 func TestContractRXD(t *testing.T) { contract(t, "udp;ofi_rxd", nil) }

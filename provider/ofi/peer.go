@@ -381,7 +381,7 @@ func (d *domain) end(p *peer) {
 		d.slabs = append(d.slabs, p.slab) // else writes that never ended keep it
 	}
 	p.ops, p.slab, p.nfree, p.inflight = nil, nil, 0, 0
-	p.phase = down
+	p.phase, p.failing = down, false
 	if !p.bye && p.to != nil {
 		d.goodbye(p)
 	}
