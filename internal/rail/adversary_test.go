@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hawser-project/hawser/mem"
+	"github.com/hawser-project/hawser/provider"
 	"github.com/hawser-project/hawser/provider/sim"
 )
 
@@ -43,6 +44,9 @@ type story struct {
 	ordered bool
 	crowded bool // many operations have immediates of one class
 	ends    bool // a refused write ends its connection
+
+	nics [2][]sim.NIC                                            // of host 0, and of the others; nil: at random
+	wrap func(host, rail int, d provider.Domain) provider.Domain // nil: as they are
 }
 
 // rest lets everything happen that can, without a choice.

@@ -271,7 +271,11 @@ func newAdversary(s story) (*adversaryWorld, error) {
 		}
 	}
 	loss := max(0, w.rng.Float64()-0.7)
-	w.f = sim.New(sim.Config{Seed: s.seed, Rails: nics, Manual: true, Loss: loss, RetryDelay: 2 * time.Microsecond, RetryTimeout: 20 * time.Microsecond})
+	cfg := sim.Config{Seed: s.seed, Rails: nics, Manual: true, Loss: loss, RetryDelay: 2 * time.Microsecond, RetryTimeout: 20 * time.Microsecond}
+	if s.nics[0] != nil {
+		cfg.Rails, cfg.Hosts, cfg.Loss = s.nics[1], map[string][]sim.NIC{"a": s.nics[0]}, 0
+	}
+	w.f = sim.New(cfg)
 	size := s.ops * cellLen
 	for i := range s.hosts {
 		h := &simHost{w: w, name: string(rune('a' + i)), imms: imm.NewTable(), msgs: map[uint32]int{}, in: make([][]*wire.LinkNotice, s.hosts), ended: make([]bool, s.hosts), quiet: make([]bool, s.hosts)}
@@ -290,6 +294,9 @@ func newAdversary(s story) (*adversaryWorld, error) {
 			d, err := p.Open(context.Background(), dev, provider.Config{Bell: noBell{}})
 			if err != nil {
 				return nil, err
+			}
+			if s.wrap != nil {
+				d = s.wrap(i, len(doms), d)
 			}
 			doms = append(doms, d)
 		}
@@ -322,7 +329,7 @@ func (w *adversaryWorld) connect() error {
 			n, m := w.rails[min(i, 1)], w.rails[1]
 			var slots []Slot
 			links := max(n, m)
-			standby := links > 1 && w.rng.IntN(3) == 0
+			standby := links > 1 && w.rng.IntN(3) == 0 && w.nics[0] == nil
 			for r := range links {
 				var remotes []uint16
 				for alt := range m {

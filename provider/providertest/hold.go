@@ -149,3 +149,50 @@ func (s *slowed) Poll(cs []provider.Completion) (int, error) {
 	}
 	return n, nil
 }
+
+// Limited returns d with a bandwidth: each Poll delivers completions of as many bytes of its own writes and messages as one call allows, and
+// what came before and after them in order. What was not used is not saved up, but for one call. Polls are its clock, so that rails of
+// one owner, who polls them all, have speeds in the same relation however busy the machine is.
+func Limited(d provider.Domain, bytesPerPoll uint64) provider.Domain {
+	return &limited{holding: holding{powered: powered{d}}, rate: bytesPerPoll, lens: map[uint64]uint64{}}
+}
+
+type limited struct {
+	holding
+	rate, budget uint64
+	lens         map[uint64]uint64 // of requests under way, by token
+}
+
+// Post remembers how long each request is; tokens of what is under way must differ.
+func (l *limited) Post(wrs []provider.WR) (int, error) {
+	n, err := l.holding.Post(wrs)
+	for i := range wrs[:n] {
+		if wrs[i].Op != provider.OpRecv {
+			l.lens[wrs[i].Token] = wrs[i].Len
+		}
+	}
+	return n, err
+}
+
+// Poll delivers what there is budget for.
+func (l *limited) Poll(cs []provider.Completion) (int, error) {
+	_, err := l.fetch()
+	l.budget += l.rate
+	n := 0
+	for n < len(cs) && len(l.held) > 0 {
+		c := l.held[0]
+		if c.Kind == provider.KindWrite || c.Kind == provider.KindSend {
+			if l.lens[c.Token] > l.budget {
+				return n, err // the budget grows until it is enough
+			}
+			l.budget -= l.lens[c.Token]
+			delete(l.lens, c.Token)
+		}
+		cs[n] = l.take(0)
+		n++
+	}
+	if len(l.held) == 0 {
+		l.budget = min(l.budget, l.rate)
+	}
+	return n, err
+}
