@@ -68,7 +68,7 @@ func fakeSysfs(t *testing.T) string {
 func writeGID(t *testing.T, root, device string, index int, gid, kind, netdev string) {
 	t.Helper()
 	for name, text := range map[string]string{"gids": gid, "gid_attrs/types": kind, "gid_attrs/ndevs": netdev} {
-		file := filepath.Join(root, "class/infiniband", device, "ports/1", name, fmt.Sprint(index))
+		file := filepath.Join(root, "sys/class/infiniband", device, "ports/1", name, fmt.Sprint(index))
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 			t.Fatal(err)
 		}

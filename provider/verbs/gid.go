@@ -4,70 +4,46 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
+
+	"github.com/hawser-project/hawser/topo"
 )
 
-// sysfs is where the kernel tells of devices; tests have trees of their own.
+// sysfs is the root of the tree in which the kernel tells of devices; tests have trees of their own.
 type sysfs string
 
-const systemSysfs = sysfs("/sys")
-
-func (s sysfs) read(path ...string) (string, error) {
-	b, err := os.ReadFile(filepath.Join(append([]string{string(s)}, path...)...))
-	return strings.TrimSpace(string(b)), err
-}
+const systemSysfs = sysfs("/")
 
 // numaNode of a device, -1 when it is not known.
 func (s sysfs) numaNode(device string) int {
-	text, err := s.read("class/infiniband", device, "device/numa_node")
+	n, err := topo.ReadNIC(string(s), device)
 	if err != nil {
 		return -1
 	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 0 {
-		return -1
-	}
-	return n
+	return n.Place.NUMA
 }
 
 // gid is an entry of a port's GID table.
 type gid struct {
 	index  int
 	addr   netip.Addr // unmapped: an IPv4 address where the GID is one
-	kind   string     // "RoCE v2", "IB/RoCE v1"
+	kind   topo.GIDType
 	netdev string
 }
 
-// gids reads the table of a port: entry i is gids/i, with gid_attrs/types/i and gid_attrs/ndevs/i.
+// gids reads the table of a port, without its empty entries.
 func (s sysfs) gids(device string, port int) ([]gid, error) {
-	dir := filepath.Join("class/infiniband", device, "ports", strconv.Itoa(port))
-	entries, err := os.ReadDir(filepath.Join(string(s), dir, "gids"))
+	n, err := topo.ReadNIC(string(s), device)
 	if err != nil {
 		return nil, fmt.Errorf("gid table: %w", err)
 	}
+	p := n.Port(port)
+	if p == nil {
+		return nil, fmt.Errorf("gid table: sysfs shows no port %d of %s", port, device)
+	}
 	var table []gid
-	for _, e := range entries {
-		index, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		text, err := s.read(dir, "gids", e.Name())
-		if err != nil {
-			continue
-		}
-		addr, err := netip.ParseAddr(text)
-		if err != nil || addr.IsUnspecified() {
-			continue
-		}
-		kind, err := s.read(dir, "gid_attrs/types", e.Name())
-		if err != nil {
-			continue // an empty entry
-		}
-		netdev, _ := s.read(dir, "gid_attrs/ndevs", e.Name()) // InfiniBand has none
-		table = append(table, gid{index, addr.Unmap(), kind, netdev})
+	for _, g := range p.GIDs {
+		table = append(table, gid{g.Index, g.IP(), g.Type, g.NetDev})
 	}
 	return table, nil
 }
@@ -93,9 +69,6 @@ func addressesOf(netdev string) []netip.Addr {
 	return list
 }
 
-// roceV2 is the type of GIDs whose packets are UDP, and so can be routed.
-const roceV2 = "RoCE v2"
-
 // Ranks of GIDs, the lowest first.
 const (
 	rankIPv4 = iota
@@ -108,8 +81,8 @@ const (
 // that means the same host to everybody.
 func (g gid) rank(addresses func(netdev string) []netip.Addr) (int, string) {
 	switch {
-	case g.kind != roceV2:
-		return rankNever, g.kind + " cannot be routed"
+	case g.kind != topo.GIDRoCEv2:
+		return rankNever, string(g.kind) + " cannot be routed"
 	case g.addr.IsLinkLocalUnicast():
 		return rankNever, "a link-local address means another host on each link"
 	case g.addr.IsLoopback() || g.addr.IsMulticast():
