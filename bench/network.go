@@ -9,6 +9,7 @@ import (
 	"github.com/hawser-project/hawser/provider/ofi"
 	"github.com/hawser-project/hawser/provider/shm"
 	"github.com/hawser-project/hawser/provider/tcp"
+	"github.com/hawser-project/hawser/provider/verbs"
 )
 
 // Names of providers.
@@ -31,6 +32,7 @@ func Networks() []Network {
 	return []Network{
 		{shmName, nil, func(string) provider.Provider { return shm.New() }},
 		{tcpName, nil, func(string) provider.Provider { return tcp.New() }},
+		{"verbs", nil, func(string) provider.Provider { return verbs.New(verbs.Options{}) }},
 		{"ofi", []string{"tcp", "shm", "udp;ofi_rxd"}, func(part string) provider.Provider { return ofi.New(ofi.Options{Provider: part}) }},
 	}
 }
