@@ -10,6 +10,7 @@ import (
 	"github.com/hawser-project/hawser/provider/ofi"
 	"github.com/hawser-project/hawser/provider/shm"
 	"github.com/hawser-project/hawser/provider/tcp"
+	"github.com/hawser-project/hawser/provider/verbs"
 )
 
 var worldNames = flag.String("worlds", "sim,shm,tcp", "networks of the tests that run over each of them: also verbs, ofi:tcp, ofi:shm, ...")
@@ -28,6 +29,8 @@ func Network(t testing.TB, name string, rails int) (provider.Provider, []string)
 		p = shm.New()
 	case "tcp":
 		p = tcp.New()
+	case "verbs":
+		p = verbs.New(verbs.Options{})
 	case "ofi":
 		p = ofi.New(ofi.Options{Provider: of})
 	default:

@@ -12,17 +12,21 @@ import (
 	"github.com/hawser-project/hawser/internal/imm"
 	"github.com/hawser-project/hawser/internal/wire"
 	"github.com/hawser-project/hawser/provider"
+	"github.com/hawser-project/hawser/provider/ofi"
 	"github.com/hawser-project/hawser/provider/shm"
 	"github.com/hawser-project/hawser/provider/tcp"
+	"github.com/hawser-project/hawser/provider/verbs"
 )
 
-// Options configure Open. The zero value serves peers on this host over shared memory and loopback TCP.
+// Options configure Open. The zero value serves peers on this host over shared memory and loopback TCP; with Listen, peers elsewhere over
+// RDMA cards, if there are any.
 type Options struct {
 	// Name is a stable name of this process, told to peers. It need not be unique. Default: none.
 	Name string
 
-	// Providers are the networks to use, most preferred first. Default: shared memory, then TCP. With a peer, the best one that works
-	// carries everything, over all its rails; the others stand by until none of those is left.
+	// Providers are the networks to use, most preferred first. Default: shared memory, RDMA cards (verbs, then ofi, which has those that verbs
+	// has not), TCP; what is not there costs a look at sysfs or for a library. With a peer, the best one that works carries everything, over all
+	// its rails; the others stand by until none of those is left.
 	Providers []provider.Provider
 
 	// Rails are the devices to open; one that cannot be opened is an error. The same device may be listed more than once; each entry is a
@@ -97,7 +101,7 @@ type Options struct {
 
 // Rail names a device of a provider.
 type Rail struct {
-	Provider string // "shm", "tcp", ...
+	Provider string // "shm", "verbs", "tcp", ...
 	Device   string // provider.Device.Name; empty means its first device, AllDevices each one
 }
 
@@ -112,7 +116,7 @@ const (
 func (o Options) withDefaults() (Options, error) {
 	var errs []error
 	if o.anyNetwork = len(o.Providers) == 0; o.anyNetwork {
-		o.Providers = []provider.Provider{shm.New(), tcp.New()}
+		o.Providers = []provider.Provider{shm.New(), verbs.New(verbs.Options{}), ofi.New(ofi.Options{}), tcp.New()}
 	}
 	if o.Listen == "" {
 		o.Listen = "127.0.0.1:0"

@@ -58,6 +58,11 @@ func (n network) find(name string) (*info, device, error) {
 
 // list is what can be opened: loopback first, each name once. The caller frees the entries.
 func (n network) list() ([]*info, []device, error) {
+	if n.Provider == "" {
+		if err := checkHardware(); err != nil {
+			return nil, nil, err
+		}
+	}
 	lib, err := loadLibrary()
 	if err != nil {
 		return nil, nil, err
@@ -123,7 +128,7 @@ func (n network) describe(i *info) (d device, ok bool) {
 	s := &i.desc
 	prov, domain := text(&s.provider), text(&s.domain)
 	d.software, d.noLen = isSoftware(prov), strings.Contains(prov, "ofi_rxm")
-	if n.Provider == "" && (d.software || s.has_nic == 0) || s.data_size < 4 || s.mr_mode&mrEndpoint != 0 {
+	if n.Provider == "" && (d.software || s.has_nic == 0 || strings.HasPrefix(prov, "verbs")) || s.data_size < 4 || s.mr_mode&mrEndpoint != 0 {
 		return d, false
 	}
 	if s.data_size < 8 && d.software {

@@ -10,7 +10,7 @@ import (
 // Options choose among the networks of libfabric.
 type Options struct {
 	// Provider is libfabric's name of one of its providers: "efa", "tcp", "shm", "udp;ofi_rxd", "verbs;ofi_rxm". Empty takes all that
-	// drive network hardware, and none that only emulate one in software.
+	// drive network hardware, and none that only emulate one in software; cards with a verbs driver are left to package verbs.
 	Provider string
 }
 
