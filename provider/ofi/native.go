@@ -14,6 +14,7 @@ import "C"
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"unsafe"
 
@@ -218,6 +219,8 @@ type rail struct {
 	raw  *C.struct_hw_rail
 	info *info
 	out  *C.struct_hw_result
+
+	dangling bool // fi_trywait would look at an endpoint that is closed
 }
 
 func openRail(i *info, depth, peers int, wait bool) (*rail, error) {
@@ -261,7 +264,9 @@ func (r *rail) endpoint(hardware bool) (unsafe.Pointer, []byte, error) {
 	return unsafe.Pointer(ep), name[:n], nil
 }
 
+// closeEndpoint closes an endpoint. rxm does not take it out of what fi_trywait of the queue goes through (rxm_ep_close of 1.17 to 2.1).
 func (r *rail) closeEndpoint(ep unsafe.Pointer) error {
+	r.dangling = r.dangling || strings.Contains(text(&r.info.desc.provider), "ofi_rxm")
 	if e := C.hw_close_endpoint((*C.struct_hf_ep)(ep)); e != 0 {
 		return r.lib.fault("fi_close endpoint", e)
 	}

@@ -93,6 +93,10 @@ func (d *domain) Arm() bool {
 
 // arm sets the timer and has the bell listen; true means that the owner must not sleep.
 func (s *sleeper) arm(d *domain) bool {
+	if s.queue >= 0 && d.rail.dangling {
+		s.disarm(d)
+		s.queue = -1
+	}
 	if s.queue >= 0 && !s.listens {
 		if err := d.bell.Watch(s.queue); err != nil {
 			s.queue = -1 // from here on time wakes the owner
