@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -78,7 +79,7 @@ func run(out io.Writer, live string, args []string) (Summary, error) {
 func noteFailure(counts, name string, output io.Reader) int {
 	text, err := io.ReadAll(output)
 	if err == nil {
-		err = appendCounts(counts, name, Summary{Failed: 1, Failures: []Failure{{Output: shorten(strings.SplitAfter(string(text), "\n"))}}})
+		err = appendCounts(counts, name, Summary{Failed: 1, Failures: []Failure{{Output: shorten(slices.Collect(strings.Lines(string(text))))}}})
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "testsum: %s: %v\n", name, err)

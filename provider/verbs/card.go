@@ -20,6 +20,8 @@ import (
 	"net/netip"
 	"syscall"
 	"unsafe"
+
+	"github.com/hawser-project/hawser/topo"
 )
 
 type errno = syscall.Errno
@@ -151,9 +153,9 @@ func (c *card) gids(port int) ([]gid, bool, error) {
 		if int(e.port_num) != port {
 			continue
 		}
-		kind := "RoCE v1"
+		kind := topo.GIDRoCEv1
 		if e.gid_type == C.ABI_GID_ROCE_V2 {
-			kind = roceV2
+			kind = topo.GIDRoCEv2
 		}
 		netdev := ""
 		if ifi, err := net.InterfaceByIndex(int(e.ndev_ifindex)); err == nil {
