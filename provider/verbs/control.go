@@ -183,6 +183,9 @@ func (w *workDone) detail() uint32 { return w.status | w.vendor<<8 }
 // hot:
 func (d *domain) heardNote(p *peer, w *workDone) {
 	c := &p.control
+	if p.phase == greeting && p.helloed {
+		d.rise(p) // our own hello has arrived, or the peer would say nothing more
+	}
 	c.heard++
 	if c.heard-c.toldHeard > notifyWindow {
 		d.violate(p)

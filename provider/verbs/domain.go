@@ -226,6 +226,7 @@ func (d *domain) Close() error {
 	}
 	d.jobs.Wait()
 	d.collect()
+	d.drain() // whoever has said goodbye does not wait for ours
 	told := false
 	for _, p := range d.peers {
 		if p != nil && p.phase == up {

@@ -61,7 +61,7 @@ struct qp {
 	unsigned head, tail, max;
 	uint32_t dest, rq_psn, sq_psn;
 	union abi_gid gid;
-	int last_wqe;
+	int last_wqe, listed;
 	int64_t since; // when the oldest request was tried first
 };
 
@@ -71,6 +71,8 @@ struct mr {
 };
 
 static struct qp *qps[MAX_QP];
+static struct qp *todo[MAX_QP]; // those with requests
+static int todos;
 static struct mr *mrs[MAX_MR];
 static uint32_t next_qpn = 17, next_key = 1;
 
@@ -199,6 +201,12 @@ static int execute(struct qp *q)
 	return 1;
 }
 
+static void unlist(int i)
+{
+	todo[i]->listed = 0;
+	todo[i] = todo[--todos];
+}
+
 // The cards' thread: queue pairs by turns, a few requests each.
 static void *run(void *unused)
 {
@@ -206,10 +214,12 @@ static void *run(void *unused)
 	pthread_mutex_lock(&mu);
 	for (;;) {
 		int moved = 0, waits = 0;
-		for (int i = 0; i < MAX_QP; i++) {
-			struct qp *q = qps[i];
-			if (!q || q->c.state != ABI_QPS_RTS)
+		for (int i = todos - 1; i >= 0; i--) {
+			struct qp *q = todo[i];
+			if (q->head == q->tail || q->c.state != ABI_QPS_RTS) {
+				unlist(i);
 				continue;
+			}
 			for (int k = 0; k < 8 && q->head != q->tail && q->c.state == ABI_QPS_RTS; k++) {
 				if (!execute(q)) {
 					waits = 1;
@@ -248,6 +258,8 @@ static int poll_cq(struct abi_cq *c, int max, struct abi_wc *out)
 	int n = 0;
 	if (env("FAKE_POLL_CQ", 0))
 		return -1;
+	if (!__atomic_load_n(&q->n, __ATOMIC_ACQUIRE)) // whoever spins does not keep the lock from the cards
+		return 0;
 	pthread_mutex_lock(&mu);
 	for (; n < max && q->n > 0; n++, q->n--)
 		out[n] = q->ring[q->head++ % c->cqe];
@@ -305,6 +317,10 @@ static int post_send(struct abi_qp *c, struct abi_send_wr *wr, struct abi_send_w
 	}
 	if (q->c.state == ABI_QPS_ERR)
 		to_error(q);
+	if (!q->listed && q->head != q->tail) {
+		q->listed = 1;
+		todo[todos++] = q;
+	}
 	pthread_cond_signal(&work);
 	pthread_mutex_unlock(&mu);
 	return err;
@@ -624,6 +640,11 @@ int ibv_destroy_qp(struct abi_qp *c)
 			dead("read of an event");
 	}
 	card->tail = kept;
+	for (int i = 0; i < todos; i++)
+		if (todo[i] == q) {
+			unlist(i);
+			break;
+		}
 	qps[c->qp_num % MAX_QP] = NULL;
 	object(c->context, -1);
 	pthread_mutex_unlock(&mu);
