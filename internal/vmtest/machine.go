@@ -53,7 +53,7 @@ type machine struct {
 // start starts qemu. initrd is a memory file. cables are this VM's ends of the links. The calling goroutine must be locked to a
 // thread that lives as long as the VM shall: the kernel ends the VM with that thread.
 func start(im *image, l layout, rank int, initrd *os.File, cables []*os.File) (*machine, error) {
-	ours, theirs, err := socketPair("port")
+	ours, theirs, err := socketPair("port", unix.SOCK_STREAM)
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +80,7 @@ func start(im *image, l layout, rank int, initrd *os.File, cables []*os.File) (*
 			"-device", "virtio-9p-pci,fsdev=share,mount_tag="+shareTag)
 	}
 	for i := range cables {
-		args = append(args, "-netdev", fmt.Sprintf("socket,id=n%d,fd=%d", i, first+2+i),
+		args = append(args, "-netdev", fmt.Sprintf("dgram,id=n%d,local.type=fd,local.str=%d", i, first+2+i),
 			"-device", fmt.Sprintf("virtio-net-pci,netdev=n%d,mac=52:54:00:78:%02x:%02x", i, i, rank+1))
 	}
 	m.cmd = exec.Command("qemu-system-x86_64", args...)
@@ -149,9 +149,10 @@ func memoryFile(im *image) (*os.File, error) {
 	return f, nil
 }
 
-// socketPair returns two connected sockets.
-func socketPair(name string) (a, b *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+// socketPair returns two connected sockets. A stream is for frames, datagrams are for packets: with them qemu does not keep half of one
+// for a machine that has gone, behind which a card would wait for ever.
+func socketPair(name string, kind int) (a, b *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("socketpair: %w", err)
 	}

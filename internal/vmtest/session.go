@@ -56,7 +56,7 @@ func openSession(l layout) (*session, error) {
 		}
 	}()
 	for range l.links {
-		a, b, err := socketPair("cable")
+		a, b, err := socketPair("cable", unix.SOCK_DGRAM)
 		if err != nil {
 			return nil, err
 		}
