@@ -96,7 +96,7 @@ func fill(fd int, size uint64, huge Huge) ([]byte, error) {
 			return nil, err
 		}
 	}
-	if err := unix.Fallocate(fd, 0, 0, whole); err != nil {
+	if err := fallocate(fd, whole); err != nil {
 		switch short := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.ENOMEM); {
 		case short && huge.size() > 0:
 			err = fmt.Errorf("%w (%w)", hugeShort(size, huge), err)
@@ -113,6 +113,15 @@ func fill(fd int, size uint64, huge Huge) ([]byte, error) {
 		return nil, fmt.Errorf("mmap: %w", err)
 	}
 	return b, nil
+}
+
+// fallocate reserves the first size bytes of a file. Where that takes long, signals interrupt it, and the runtime of Go sends some.
+func fallocate(fd int, size int64) error {
+	for {
+		if err := unix.Fallocate(fd, 0, 0, size); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }
 
 // fillHuge makes the pages of a memfd through a mapping that asks for huge ones: fallocate makes small ones. Where it cannot, fallocate
