@@ -54,6 +54,8 @@ type noteBox struct {
 	free    []uint16
 	retry   fifo[uint16] // encoded and not posted
 
+	farewell bool // a message about a connection that has ended was added to retry: the owner may not poll again
+
 	in     []op
 	inBufs []byte
 	inMR   mr
@@ -204,6 +206,7 @@ func (d *domain) last(to *target, n note, handle provider.Peer, token uint64) {
 	head(b.outBufs[int(i)*noteLen:], n, handle, token)
 	b.out[i].dest, b.out[i].len = to.dest, noteHead
 	b.retry.push(i)
+	b.farewell = true
 }
 
 // noteDone frees the buffer of a message that has been sent, or given up.
@@ -215,6 +218,7 @@ func (d *domain) noteDone(o *op) {
 		return
 	}
 	if p := d.peer(m.handle); p != nil && m.handle != 0 && p.phase != down {
+		p.reached = true
 		p.sent--
 		if p.notes.len() > 0 {
 			d.activate(p)
@@ -243,8 +247,17 @@ func (d *domain) heard(o *op, n uint64) {
 		d.hear(p, m)
 		return
 	}
-	if p == nil || binary.LittleEndian.Uint64(buf[8:]) != token(&p.secret) || p.to == nil || p.failing {
+	if p == nil || binary.LittleEndian.Uint64(buf[8:]) != token(&p.secret) || p.to == nil {
 		d.unknown++
+		return
+	}
+	if p.failing {
+		switch m.kind { // why it ends
+		case noteUngrant:
+			d.unlearn(p, m.a)
+		case noteBye:
+			p.bye = true
+		}
 		return
 	}
 	if !d.take(p, m) {

@@ -5,6 +5,7 @@ package ofi
 import (
 	"crypto/rand"
 	"encoding/binary"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -44,9 +45,11 @@ type peer struct {
 	hungry   bool // in domain.early
 	bye      bool // the other side has gone or knows
 	told     bool // KindPeerDown was given out
+	reached  bool // libfabric has delivered a control message to the other side
 	status   provider.Status
 	detail   uint32
 	deadline int64 // of the phases waiting, greeting, ending
+	grace    int64 // when failing: until then the other side may say why
 
 	secret [secretSize]byte
 	remote offer // what Connect was given
@@ -204,6 +207,9 @@ func (d *domain) Connect(h provider.Peer, remote provider.Addr, active bool) err
 // connectSlack is what remains of provider.ConnectTimeout for the owner to notice.
 const connectSlack = 500 * time.Millisecond
 
+// reachBound is how long a Domain in software may take to be reached: libfabric goes on trying one that is gone.
+const reachBound = 2 * time.Second
+
 func (d *domain) clock() int64 {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &ts)
@@ -289,8 +295,10 @@ func (d *domain) release(call string, h provider.Peer, fence bool) error {
 		return d.errorf("%s peer %#x: %w: it is being released", call, h, provider.ErrBusy)
 	}
 	p.released, p.fenced = true, fence
-	if p.phase == down {
+	if p.told {
 		d.finish(p)
+	}
+	if p.phase == down {
 		return nil
 	}
 	d.fail(p, provider.StatusFlushed, 0)
@@ -314,39 +322,55 @@ func (d *domain) fail(p *peer, status provider.Status, detail uint32) {
 
 // settle ends the connections that have failed. What arrived before is delivered; what is not complete is flushed.
 func (d *domain) settle() {
+	if !slices.ContainsFunc(d.dying, d.mayEnd) {
+		return
+	}
 	for _, p := range d.dying {
-		for i := range p.grants { // from here on nothing of p is let in
-			_ = d.rail.deregister(p.grants[i].m)
+		if d.mayEnd(p) { // from here on nothing of p is let in
+			d.ungrantAll(p)
 		}
-		p.grants, p.freeGrants = nil, nil
 	}
 	d.drain()
-	for i := 0; i < len(d.dying); i++ { // drain may add to them
-		p := d.dying[i]
-		if d.private {
+	for _, p := range d.dying {
+		if d.private && d.mayEnd(p) {
 			_ = d.closePeer(p)
 		}
 	}
 	d.drain()
-	all := d.dying
-	d.dying = nil
-	for _, p := range all {
+	d.dying = slices.DeleteFunc(d.dying, func(p *peer) bool {
+		if !d.mayEnd(p) || d.private && p.ep != nil { // the last drain has shown that it is over
+			return false
+		}
 		d.flushQueue(p)
 		if p.inflight > 0 && !d.private {
 			p.phase, p.deadline = ending, d.now+int64(drainBound)
 			d.ending = append(d.ending, p)
-			continue
+		} else {
+			d.end(p)
 		}
-		d.end(p)
+		return true
+	})
+}
+
+// mayEnd reports whether nothing is to be waited for: what the other side has to say about a write that failed.
+func (d *domain) mayEnd(p *peer) bool {
+	if p.grace == 0 || p.bye || p.released || d.now >= p.grace {
+		return true
 	}
+	return slices.ContainsFunc(p.ops, func(o op) bool { return (o.kind == opWrite || o.kind == opWriteData) && o.outcome == dead })
+}
+
+// ungrantAll ends all grants of p.
+func (d *domain) ungrantAll(p *peer) {
+	for i := range p.grants {
+		_ = d.rail.deregister(p.grants[i].m)
+	}
+	p.grants, p.freeGrants = nil, nil
 }
 
 // closePeer closes the connection's own endpoint: libfabric then reads and writes no memory for it.
 func (d *domain) closePeer(p *peer) (err error) {
-	for i := range p.grants {
-		_ = d.rail.deregister(p.grants[i].m)
-	}
-	p.grants = nil
+	d.ungrantAll(p)
 	if p.ep != nil {
 		err = d.rail.closeEndpoint(p.ep)
 		p.ep = nil
@@ -367,9 +391,13 @@ func (d *domain) closePeer(p *peer) (err error) {
 func (d *domain) end(p *peer) {
 	for i := range p.ops {
 		switch o := &p.ops[i]; o.kind {
-		case opWrite, opWriteData, opUnresolved:
-			d.complete(p, o, provider.StatusFlushed)
-		case opMessage:
+		case opWrite, opWriteData:
+			st := provider.StatusFlushed
+			if o.outcome == dead && p.status != provider.StatusFlushed {
+				st, p.status = provider.StatusAccess, provider.StatusAccess
+			}
+			d.complete(p, o, st)
+		case opUnresolved, opMessage:
 			d.complete(p, o, provider.StatusFlushed)
 		}
 	}
@@ -381,7 +409,7 @@ func (d *domain) end(p *peer) {
 		d.slabs = append(d.slabs, p.slab) // else writes that never ended keep it
 	}
 	p.ops, p.slab, p.nfree, p.inflight = nil, nil, 0, 0
-	p.phase, p.failing = down, false
+	p.phase = down
 	if !p.bye && p.to != nil {
 		d.goodbye(p)
 	}
@@ -391,12 +419,9 @@ func (d *domain) end(p *peer) {
 		p.to = nil
 	}
 	p.known, p.notes, p.sends = nil, fifo[note]{}, fifo[uint8]{}
-	if p.released {
-		d.finish(p)
-	}
 }
 
-// finish ends the life of a handle that is down.
+// finish ends the life of a handle whose KindPeerDown has been delivered.
 func (d *domain) finish(p *peer) {
 	if p.fenced {
 		d.out.push(provider.Completion{Peer: p.handle, Kind: provider.KindFenced})

@@ -63,6 +63,14 @@ func (d *domain) reject(wr *provider.WR, kind provider.Kind, status provider.Sta
 	return true
 }
 
+// late rejects a WR to a peer that is not up. While its KindPeerDown is on the way there is no room: the completion would come after it.
+func (d *domain) late(p *peer, wr *provider.WR, kind provider.Kind) bool {
+	if p != nil && !p.told && (p.failing || p.phase >= ending) {
+		return false
+	}
+	return d.reject(wr, kind, provider.StatusFlushed)
+}
+
 // local finds the memory of a WR.
 //
 // hot:
@@ -86,10 +94,7 @@ func (d *domain) local(wr *provider.WR) (buf, desc unsafe.Pointer, ok bool) {
 func (d *domain) postWrite(wr *provider.WR) bool {
 	p := d.peer(wr.Peer)
 	if p == nil || p.phase != up || p.failing {
-		if p != nil && (p.failing || p.phase == ending) {
-			return false // its completion would come after KindPeerDown
-		}
-		return d.reject(wr, provider.KindWrite, provider.StatusFlushed)
+		return d.late(p, wr, provider.KindWrite)
 	}
 	if p.nfree == 0 {
 		return false
@@ -131,10 +136,7 @@ const plain = 1<<64 - 1
 func (d *domain) postSend(wr *provider.WR) bool {
 	p := d.peer(wr.Peer)
 	if p == nil || p.phase != up || p.failing {
-		if p != nil && (p.failing || p.phase == ending) {
-			return false
-		}
-		return d.reject(wr, provider.KindSend, provider.StatusFlushed)
+		return d.late(p, wr, provider.KindSend)
 	}
 	if p.nfree == 0 {
 		return false
@@ -350,7 +352,8 @@ func (d *domain) complete(p *peer, o *op, status provider.Status) {
 	p.nfree++
 }
 
-// unlearn: a key of the peer's has ended. Writes that were to be posted under it are refused.
+// unlearn: a key of the peer's has ended. Writes that were to be posted under it are refused; of those that are under way one may be, and
+// end the connection.
 func (d *domain) unlearn(p *peer, id uint64) {
 	k := p.lookup(id)
 	if k == nil {
@@ -359,6 +362,11 @@ func (d *domain) unlearn(p *peer, id uint64) {
 	for i := range p.nqueue {
 		if o := &p.ops[p.queue[p.head+uint8(i)]]; o.kind != opUnresolved && o.rkey == k.rkey && o.len > 0 {
 			o.kind, o.raddr, o.rkey = opUnresolved, o.raddr-k.raddr+k.base, id
+		}
+	}
+	for i := range p.ops {
+		if o := &p.ops[i]; (o.kind == opWrite || o.kind == opWriteData) && o.rkey == k.rkey && o.len > 0 {
+			o.outcome = dead
 		}
 	}
 	*k = known{}

@@ -47,8 +47,10 @@ func (d *domain) Poll(cs []provider.Completion) (int, error) {
 
 // toldDown: nothing but KindFenced follows for this handle.
 func (d *domain) toldDown(h provider.Peer) {
-	if p := d.peer(h); p != nil {
-		p.told = true
+	p := d.peer(h)
+	p.told = true
+	if p.released {
+		d.finish(p)
 	}
 }
 
@@ -66,6 +68,13 @@ func (d *domain) turn() {
 	}
 	if len(d.ending) > 0 {
 		d.endQuiet()
+	}
+	if d.notes.retry.len() > 0 && d.notes.farewell {
+		d.notes.farewell = false
+		d.nbatch = 0
+		d.gatherNotes()
+		d.rail.step(d.batch[:d.nbatch], d.flags, d.entries, nil, 0)
+		d.settleBatch()
 	}
 }
 
@@ -150,21 +159,24 @@ func (d *domain) errored() {
 			return
 		}
 		p.inflight--
-		if refusal(code) {
+		if d.hardware && refusal(code) { // the connection goes on
 			d.complete(p, o, provider.StatusAccess)
-			if d.hardware {
-				return
-			}
-		} else {
-			d.complete(p, o, provider.StatusFlushed)
+			return
+		}
+		if p.failing {
+			return // end completes it
 		}
 		d.fail(p, provider.StatusPeerDown, uint32(code))
+		p.grace = d.now + graceNanos
 	case o.kind == opSend:
 		d.lost(o, uint32(code))
 	case o.kind == opRecv:
 		d.notes.repost.push(uint16(indexOf(d.notes.in, o)))
 	}
 }
+
+// graceNanos is how long the end of a connection waits for the other side to say why it ended: because a key had.
+const graceNanos = int64(100e6)
 
 // lost is a control message that could not be sent.
 func (d *domain) lost(o *op, code uint32) {
@@ -216,7 +228,7 @@ func (d *domain) slow() {
 		if p.phase != waiting && p.phase != greeting {
 			return true
 		}
-		if now >= p.deadline {
+		if now >= p.deadline || d.private && p.phase == greeting && !p.reached && now >= p.deadline-int64(provider.ConnectTimeout-connectSlack-reachBound) {
 			d.fail(p, provider.StatusRefused, 0)
 			return true
 		}
