@@ -49,13 +49,15 @@ type domain struct {
 	closed bool
 	dead   error
 
-	rail     *rail
-	info     *info
-	private  bool   // each connection has an endpoint of its own; see doc.go
-	hardware bool   // a NIC does the work
-	virtual  bool   // remote addresses are virtual ones
-	provKey  bool   // the provider chooses keys
-	flags    uint64 // of writes
+	rail      *rail
+	info      *info
+	private   bool   // each connection has an endpoint of its own; see doc.go
+	hardware  bool   // a NIC does the work
+	virtual   bool   // remote addresses are virtual ones
+	provKey   bool   // the provider chooses keys
+	flags     uint64 // of writes
+	plainKind opKind // of a write without an immediate
+	acks      bool   // short writes are acknowledged by the receiver's Domain; see ack.go
 
 	ctl     unsafe.Pointer // endpoint of control messages, and of writes unless private
 	ctlName []byte
@@ -67,6 +69,7 @@ type domain struct {
 	active      fifo[*peer] // have something to post
 	connecting  []*peer
 	dying       []*peer // to be ended by settle
+	suspects    []*peer // have writes under way whose key has ended; see ack.go
 	ending      []*peer // shared endpoint: writes of ours are under way
 	live        int     // handles
 
@@ -138,10 +141,14 @@ func (n network) open(dev provider.Device, cfg provider.Config) (provider.Domain
 		name: n.Name() + " " + dev.Name, bell: cfg.Bell, info: i,
 		private: about.software, hardware: !about.software,
 		virtual: i.desc.mr_mode&mrVirtual != 0, provKey: i.desc.mr_mode&mrProvKey != 0,
-		flags:       flagDelivery,
+		acks:        about.acks,
 		peers:       make([]*peer, peers),
 		generations: make([]uint16, peers),
 		targets:     map[string]*target{},
+	}
+	d.plainKind = opWriteData
+	if !d.acks {
+		d.flags, d.plainKind = flagDelivery, opWrite
 	}
 	d.sleep.init()
 	for i := range peers {

@@ -147,6 +147,7 @@ func (d *domain) Deregister(k provider.Key) error {
 	if r == nil {
 		return d.errorf("deregister key %#x: %w", k.ID, provider.ErrStale)
 	}
+	d.drain() // what has arrived was in time
 	for _, p := range d.peers {
 		if p != nil {
 			d.ungrant(p, k.ID)
@@ -171,7 +172,7 @@ func (d *domain) ungrant(p *peer, owner uint64) {
 		}
 		_ = d.rail.deregister(g.m)
 		if p.phase == up {
-			p.note(d, note{kind: noteUngrant, a: g.id})
+			d.barred(p, g.id)
 		}
 		*g = grant{}
 		p.freeGrants = append(p.freeGrants, uint32(slot))

@@ -168,7 +168,6 @@ const (
 	posted outcome = C.HW_POSTED
 	waits  outcome = C.HW_WAITS
 	failed outcome = C.HW_FAILED
-	dead   outcome = 3 // not of C: under way when its key ended
 )
 
 const (

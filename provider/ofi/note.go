@@ -14,18 +14,19 @@ type noteKind uint8
 
 // Control messages. a, b and c are what their meaning says.
 const (
-	noteHello   noteKind = iota + 1 // active to passive: a handle; payload: both secrets and the sender's name
-	noteWelcome                     // the answer: a handle
-	noteRefuse                      // the other answer
-	noteBye                         // the connection has ended here
-	noteAsk                         // what is key a? one at a time
-	noteGrant                       // key a is b.. : payload known
-	noteDeny                        // key a is none
-	noteUngrant                     // key a has ended
-	noteSend                        // message a of b bytes; the payload is there when it fits
-	noteClear                       // send c bytes of message a
-	noteData                        // bytes at b of message a
-	noteTaken                       // message a has been moved into a receive
+	noteHello     noteKind = iota + 1 // active to passive: a handle; payload: both secrets and the sender's name
+	noteWelcome                       // the answer: a handle
+	noteRefuse                        // the other answer
+	noteBye                           // the connection has ended here
+	noteAsk                           // what is key a? one at a time
+	noteGrant                         // key a is b.. : payload known
+	noteDeny                          // key a is none
+	noteUngrant                       // key a has ended, when b short writes had arrived
+	noteUngranted                     // the answer, where short writes are counted
+	noteSend                          // message a of b bytes; the payload is there when it fits
+	noteClear                         // send c bytes of message a
+	noteData                          // bytes at b of message a
+	noteTaken                         // message a has been moved into a receive
 	lastNote
 )
 
@@ -310,7 +311,19 @@ func (d *domain) take(p *peer, m message) bool {
 	case noteDeny:
 		p.answered(d, m.a, false)
 	case noteUngrant:
+		if d.acks {
+			if !d.count(p, m.b) {
+				return false
+			}
+			p.note(d, note{kind: noteUngranted})
+		}
 		d.unlearn(p, m.a)
+	case noteUngranted:
+		if p.ack.barrier == 0 {
+			return false
+		}
+		p.ack.barrier--
+		d.activate(p)
 	case noteSend:
 		return d.announced(p, m)
 	case noteClear:

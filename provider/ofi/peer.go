@@ -78,6 +78,8 @@ type peer struct {
 	freeGrants []uint32
 	known      []known
 
+	ack acking
+
 	notes fifo[note]
 	sent  int // control messages that are under way
 
@@ -130,6 +132,7 @@ func (d *domain) Offer() (provider.Peer, provider.Addr, error) {
 	for k := range p.ops {
 		p.ops[k].peer = i
 	}
+	p.ack.op.peer = i
 	o := offer{
 		kind: digest(d.caps.Fabric), handle: p.handle, host: d.self, scratch: [2]uint64{0, d.scratch.key},
 		ctl: d.ctlName, data: p.name, secret: p.secret,
@@ -147,10 +150,12 @@ const maxGeneration = 1<<15 - 1
 func (d *domain) openPeer(p *peer) (err error) {
 	if n := len(d.slabs); n > 0 {
 		p.slab, d.slabs = d.slabs[n-1], d.slabs[:n-1]
-	} else if p.slab, err = d.arena(peerDepth * int(unsafe.Sizeof(op{}))); err != nil {
+	} else if p.slab, err = d.arena((peerDepth + 1) * int(unsafe.Sizeof(op{}))); err != nil {
 		return err
 	}
-	p.ops = of[op](p.slab, peerDepth)
+	p.ops = of[op](p.slab, peerDepth+1)
+	p.ack.op, p.ops = &p.ops[peerDepth], p.ops[:peerDepth]
+	p.ack.op.kind = opFree
 	for i := range peerDepth {
 		p.ops[i].kind = opFree
 		p.free[i] = uint8(peerDepth - 1 - i)
@@ -408,7 +413,7 @@ func (d *domain) end(p *peer) {
 	if p.inflight == 0 || d.private {
 		d.slabs = append(d.slabs, p.slab) // else writes that never ended keep it
 	}
-	p.ops, p.slab, p.nfree, p.inflight = nil, nil, 0, 0
+	p.ops, p.slab, p.nfree, p.inflight, p.ack = nil, nil, 0, 0, acking{}
 	p.phase = down
 	if !p.bye && p.to != nil {
 		d.goodbye(p)

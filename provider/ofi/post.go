@@ -3,6 +3,7 @@
 package ofi
 
 import (
+	"slices"
 	"unsafe"
 
 	"github.com/hawser-project/hawser/provider"
@@ -76,7 +77,8 @@ func (d *domain) late(p *peer, wr *provider.WR, kind provider.Kind) bool {
 // hot:
 func (d *domain) local(wr *provider.WR) (buf, desc unsafe.Pointer, ok bool) {
 	if wr.Len == 0 {
-		return unsafe.Pointer(&d.page[0]), d.scratch.desc, true
+		buf, desc = d.nothing()
+		return buf, desc, true
 	}
 	r := d.registered(wr.LocalKey)
 	if r == nil {
@@ -88,6 +90,13 @@ func (d *domain) local(wr *provider.WR) (buf, desc unsafe.Pointer, ok bool) {
 	}
 	// safe: off is within the memory.
 	return unsafe.Add(r.ptr, off), r.local.desc, true
+}
+
+// nothing is memory of ours for writes of no bytes.
+//
+// hot:
+func (d *domain) nothing() (buf, desc unsafe.Pointer) {
+	return unsafe.Pointer(&d.page[0]), d.scratch.desc
 }
 
 // hot:
@@ -105,9 +114,9 @@ func (d *domain) postWrite(wr *provider.WR) bool {
 	}
 	slot := p.free[p.nfree-1]
 	o := &p.ops[slot]
-	o.kind, o.data = opWrite, plain
-	if wr.Op == provider.OpWriteImm {
-		o.kind, o.data = opWriteData, uint64(p.remote.handle)<<32|uint64(wr.Imm)
+	o.kind, o.data = opWriteData, uint64(p.remote.handle)<<32|uint64(wr.Imm)
+	if wr.Op == provider.OpWrite {
+		o.kind, o.data = d.plainKind, (uint64(p.remote.handle)|markPlain)<<32
 	}
 	o.raddr, o.rkey = p.remote.scratch[0], p.remote.scratch[1]
 	if wr.Len > 0 {
@@ -129,9 +138,6 @@ func (d *domain) postWrite(wr *provider.WR) bool {
 	d.activate(p)
 	return true
 }
-
-// plain is the data of a write without an immediate.
-const plain = 1<<64 - 1
 
 func (d *domain) postSend(wr *provider.WR) bool {
 	p := d.peer(wr.Peer)
@@ -201,7 +207,8 @@ func (d *domain) gather() {
 		for p.notes.len() > 0 && p.sent < notesAtOnce && len(d.notes.free) > 0 {
 			d.add(d.write(p, p.notes.pop()))
 		}
-		if p.phase == up && p.nqueue > 0 {
+		if p.phase == up {
+			d.gatherAck(p)
 			d.gatherWrites(p)
 		}
 		if p.notes.len() > 0 && p.sent < notesAtOnce {
@@ -271,8 +278,8 @@ func (d *domain) resolve(p *peer, o *op) (ready, refused bool) {
 		return false, true
 	}
 	o.kind = opWriteData
-	if o.data == plain {
-		o.kind = opWrite
+	if o.data>>32&markPlain != 0 {
+		o.kind = d.plainKind
 	}
 	o.raddr, o.rkey = k.raddr+off, k.rkey
 	return true, false
@@ -286,8 +293,15 @@ func (d *domain) settleBatch() {
 		switch o.kind {
 		case opWrite, opWriteData:
 			p := d.peers[o.peer]
+			if o == p.ack.op {
+				d.settleAck(p, o)
+				continue
+			}
 			switch o.outcome {
 			case posted:
+				if d.acks && o.len <= ackMax {
+					p.ack.posted(p.queue[p.head])
+				}
 				p.head++
 				p.nqueue--
 				p.inflight++
@@ -364,9 +378,13 @@ func (d *domain) unlearn(p *peer, id uint64) {
 			o.kind, o.raddr, o.rkey = opUnresolved, o.raddr-k.raddr+k.base, id
 		}
 	}
+	d.refuseCounted(p, k.rkey)
 	for i := range p.ops {
-		if o := &p.ops[i]; (o.kind == opWrite || o.kind == opWriteData) && o.rkey == k.rkey && o.len > 0 {
+		if o := &p.ops[i]; (o.kind == opWrite || o.kind == opWriteData) && o.rkey == k.rkey && o.len > 0 && o.outcome != acked {
 			o.outcome = dead
+			if d.acks && !slices.Contains(d.suspects, p) {
+				d.suspects = append(d.suspects, p)
+			}
 		}
 	}
 	*k = known{}

@@ -110,7 +110,7 @@ int hw_open(const struct hf_api *api, struct hf_info *i, uint64_t depth, uint64_
 		cq = (struct hf_cq_attr){.size = depth, .format = HF_CQ_FORMAT_DATA, .wait_obj = HF_WAIT_NONE};
 		if ((e = r->domain->ops->cq_open(r->domain, &cq, &r->cq, NULL))) return r->failed = 3, e;
 	}
-	struct hf_av_attr av = {.type = HF_AV_TABLE, .count = peers};
+	struct hf_av_attr av = {.type = HF_AV_TABLE, .count = peers < 64 ? peers : 64}; // a hint; shm refuses more than it can hold
 	if ((e = r->domain->ops->av_open(r->domain, &av, &r->av, NULL))) return r->failed = 4, e;
 	return 0;
 }

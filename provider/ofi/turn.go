@@ -63,6 +63,9 @@ func (d *domain) turn() {
 	d.rail.step(d.batch[:d.nbatch], d.flags, d.entries, nil, entriesPerPoll)
 	d.settleBatch()
 	d.digest()
+	if len(d.suspects) > 0 {
+		d.judge()
+	}
 	if len(d.dying) > 0 {
 		d.settle()
 	}
@@ -111,9 +114,22 @@ func (d *domain) entry(e *entry) {
 	case o == nil:
 		d.unknown++
 	case o.kind == opWrite || o.kind == opWriteData:
-		if p := d.peers[o.peer]; p != nil && p.ops != nil && p.inflight > 0 && inside(p.ops, o) {
+		p := d.peers[o.peer]
+		if p == nil || p.ops == nil {
+			return
+		}
+		if o == p.ack.op {
+			p.ack.busy = false
+			if p.ack.arrived&countMask != p.ack.told {
+				d.activate(p)
+			}
+			return
+		}
+		if p.inflight > 0 && inside(p.ops, o) {
 			p.inflight--
-			d.complete(p, o, provider.StatusOK)
+			if d.done(o) {
+				d.complete(p, o, provider.StatusOK)
+			}
 		}
 	case o.kind == opSend:
 		d.noteDone(o)
@@ -126,13 +142,26 @@ func (d *domain) entry(e *entry) {
 //
 // hot:
 func (d *domain) arrived(e *entry) {
-	p := d.peer(provider.Peer(e.data >> 32))
+	p := d.peer(provider.Peer(e.data >> 32 &^ markPlain))
 	if p == nil || p.phase != up {
 		if p == nil || p.phase != greeting {
 			d.unknown++
 			return
 		}
 		d.up(p) // its welcome is on the way
+	}
+	if e.data>>32&markPlain != 0 && e.data&markCount != 0 {
+		if !d.count(p, uint32(e.data)) {
+			d.fail(p, provider.StatusProtocol, 0)
+		}
+		return
+	}
+	if d.acks && e.len <= ackMax {
+		p.ack.arrived++
+		d.activate(p)
+	}
+	if e.data>>32&markPlain != 0 {
+		return
 	}
 	d.out.push(provider.Completion{Len: e.len, Peer: p.handle, Imm: uint32(e.data), Kind: provider.KindImm})
 }
@@ -156,7 +185,7 @@ func (d *domain) errored() {
 	case o.kind == opWrite || o.kind == opWriteData:
 		p := d.peers[o.peer]
 		if p == nil || p.ops == nil || p.inflight == 0 || !inside(p.ops, o) {
-			return
+			return // a count, and then other writes tell
 		}
 		p.inflight--
 		if d.hardware && refusal(code) { // the connection goes on

@@ -1,0 +1,161 @@
+//go:build cgo
+
+package ofi
+
+import (
+	"slices"
+
+	"github.com/hawser-project/hawser/provider"
+)
+
+// libfabric's shm has no acknowledgement of its own that is of use for short writes: with FI_DELIVERY_COMPLETE it keeps one of them under
+// way (release 1.17), without it they complete when they are queued. So here every write carries data, a plain one too; the receiver
+// counts the short ones of a peer, which arrive in order, and writes the count back. Long writes are copied by the receiver and complete
+// then.
+//
+// A write under a key that has ended is dropped by the receiver's library. So that it is not counted as another one, Deregister takes
+// what has arrived before it ends the key, says how many writes that were, and sends no counts until the writer has answered that it
+// knows.
+
+const (
+	// ackMax is the longest write that is acknowledged by a count: what shm copies when it is posted.
+	ackMax = 4096
+	// markPlain in the upper half of the data: no immediate. The lower half is 0, or markCount and a count.
+	markPlain = 1 << 31
+	markCount = 1 << 31
+	countMask = markCount - 1
+)
+
+// Outcomes of operations under way that C does not set.
+const (
+	dead  outcome = 3 // its key has ended
+	sent  outcome = 4 // libfabric is done with it, the count has not come
+	acked outcome = 5 // the other way round
+)
+
+// acking is the state of counts with one peer.
+type acking struct {
+	// As the writer: short writes that have been posted and not counted, oldest first.
+	unacked [peerDepth]uint8
+	head    uint8
+	n       int
+	counted uint32
+
+	// As the receiver.
+	arrived uint32
+	told    uint32
+	busy    bool // op is under way
+	barrier int  // keys whose end the writer has not acknowledged
+	op      *op
+}
+
+// posted notes a short write that libfabric has taken.
+//
+// hot:
+func (a *acking) posted(slot uint8) {
+	a.unacked[a.head+uint8(a.n)] = slot
+	a.n++
+}
+
+// done: libfabric is done with a write. It reports whether the write is complete.
+//
+// hot:
+func (d *domain) done(o *op) bool {
+	if !d.acks || o.len > ackMax || o.outcome == acked {
+		return true
+	}
+	o.outcome = sent
+	return false
+}
+
+// count takes the number of short writes that have arrived at p and reports false when that cannot be.
+//
+// hot:
+func (d *domain) count(p *peer, c uint32) bool {
+	a := &p.ack
+	n := int((c - a.counted) & countMask)
+	if n > a.n {
+		return false
+	}
+	a.counted = c & countMask
+	for ; n > 0; n-- {
+		o := &p.ops[a.unacked[a.head]]
+		a.head++
+		a.n--
+		if o.outcome == sent {
+			d.complete(p, o, provider.StatusOK)
+		} else {
+			o.outcome = acked
+		}
+	}
+	return true
+}
+
+// gatherAck adds the count that is due to p.
+//
+// hot:
+func (d *domain) gatherAck(p *peer) {
+	a := &p.ack
+	if a.told == a.arrived&countMask || a.busy || a.barrier > 0 {
+		return
+	}
+	o := a.op
+	o.kind, o.dest, o.len = opWriteData, p.data, 0
+	o.buf, o.desc = d.nothing()
+	o.raddr, o.rkey = p.remote.scratch[0], p.remote.scratch[1]
+	o.data = (uint64(p.remote.handle)|markPlain)<<32 | markCount | uint64(a.arrived&countMask)
+	a.busy = true
+	d.add(o)
+}
+
+// settleAck looks at what has become of a count.
+func (d *domain) settleAck(p *peer, o *op) {
+	if o.outcome == posted {
+		p.ack.told = uint32(o.data) & countMask
+		return
+	}
+	p.ack.busy = false
+	if o.outcome == waits {
+		d.noteStuck(o.dest)
+	}
+	d.activate(p)
+}
+
+// barred tells p that a key has ended under which it may have written.
+func (d *domain) barred(p *peer, id uint64) {
+	p.note(d, note{kind: noteUngrant, a: id, b: p.ack.arrived & countMask})
+	if d.acks {
+		p.ack.barrier++
+	}
+}
+
+// refuseCounted completes short writes under a key that has ended: those that are not counted have been dropped.
+func (d *domain) refuseCounted(p *peer, rkey uint64) {
+	a := &p.ack
+	keep := 0
+	for i := range a.n {
+		slot := a.unacked[a.head+uint8(i)]
+		if o := &p.ops[slot]; o.rkey == rkey && o.len > 0 {
+			if o.outcome == sent {
+				d.complete(p, o, provider.StatusAccess)
+			} else {
+				o.outcome = dead
+			}
+			continue
+		}
+		a.unacked[a.head+uint8(keep)] = slot
+		keep++
+	}
+	a.n = keep
+}
+
+// judge ends the connections of which a long write was dropped: libfabric then completes nothing that was posted later.
+func (d *domain) judge() {
+	d.drain()
+	for _, p := range d.suspects {
+		if p.phase == up && slices.ContainsFunc(p.ops, func(o op) bool { return (o.kind == opWrite || o.kind == opWriteData) && o.outcome == dead }) {
+			d.fail(p, provider.StatusAccess, 0)
+		}
+	}
+	d.suspects = d.suspects[:0]
+}
