@@ -15,26 +15,37 @@ type ending struct{ status []provider.Status }
 
 func (e *ending) Complete(op *Op) { e.status = append(e.status, op.Status) }
 
-// spread has host a write pages to b, many more than are under way at a time, and returns the bytes that went over each rail of a.
-func spread(t *testing.T, s story, pages int, size uint64) []uint64 {
+const spreadPages, spreadSize = 4000, 64 << 10
+
+// spread has host a write pages to b, many more than are under way at a time, and returns the bytes that went over each rail of a. With a window
+// each page is an operation, and so many are under way; without, one operation has them all, and queues are as full as they can be.
+func spread(t *testing.T, s story, window int) []uint64 {
 	t.Helper()
 	s.hosts, s.fault, s.rails = 2, -2, [2]int{len(s.nics[0]), len(s.nics[1])}
-	s.ops = int(size)/cellLen + 1 // so long is the memory
+	s.ops = spreadSize/cellLen + 1 // so long is the memory
 	w, err := newAdversary(s)
 	if err != nil {
 		t.Fatal(err)
 	}
 	a, b := w.host[0], w.host[1]
 	end := &ending{}
-	op := &Op{
-		Kind: Pages, Peer: a.peers[1], Owner: end, Src: a.srcMR, Dst: &Remote{Peer: a.peers[1], Tag: &job{}},
-		Len: size, Parts: pages, SrcIdx: make([]uint32, pages), DstIdx: make([]uint32, pages), HasImm: true, Imm: 5,
+	dst := &Remote{Peer: a.peers[1], Tag: &job{}}
+	w.jobs = []*job{{w: w, to: 1, count: spreadPages, Op: Op{HasImm: true, Imm: 5}}} // so many may come
+	parts, ops := spreadPages, 1
+	if window > 0 {
+		parts, ops = 1, spreadPages
 	}
-	w.jobs = []*job{{w: w, to: 1, count: uint64(pages), Op: Op{HasImm: true, Imm: op.Imm}}} // so many may come
-	if !a.g.Submit(op) {
-		t.Fatal("submit refused")
-	}
-	for len(end.status) == 0 && w.wrong == "" {
+	submitted := 0
+	for len(end.status) < ops && w.wrong == "" {
+		for ; submitted < ops && submitted-len(end.status) < max(window, 1); submitted++ {
+			op := &Op{
+				Kind: Pages, Peer: a.peers[1], Owner: end, Src: a.srcMR, Dst: dst, Len: spreadSize, Parts: parts,
+				SrcIdx: make([]uint32, parts), DstIdx: make([]uint32, parts), HasImm: true, Imm: 5,
+			}
+			if !a.g.Submit(op) {
+				t.Fatal("submit refused")
+			}
+		}
 		moved := false
 		for _, h := range w.host { // workers are as fast as the network's next event
 			moved = h.g.Step() > 0 || moved
@@ -45,13 +56,13 @@ func spread(t *testing.T, s story, pages int, size uint64) []uint64 {
 		}
 	}
 	w.rest()
-	if w.wrong != "" || end.status[0] != provider.StatusOK {
+	if w.wrong != "" || slices.ContainsFunc(end.status, func(st provider.Status) bool { return st != provider.StatusOK }) {
 		t.Fatalf("ended with %v; %s", end.status, w.wrong)
 	}
-	if n := b.imms.Counter(5).Load(); n != uint64(pages) {
-		t.Errorf("%d immediates of %d", n, pages)
+	if n := b.imms.Counter(5).Load(); n != spreadPages {
+		t.Errorf("%d immediates of %d", n, spreadPages)
 	}
-	if !slices.Equal(b.dst[:size], a.want[:size]) {
+	if !slices.Equal(b.dst[:spreadSize], a.want[:spreadSize]) {
 		t.Error("wrong bytes arrived")
 	}
 	var bytes []uint64
@@ -105,7 +116,9 @@ func TestLoadIsSpreadBySpeed(t *testing.T) {
 		"50, 100 and 200 Gbit/s": {uneven, uneven},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bySpeed(t, spread(t, story{seed: 1, nics: nics}, 4000, 64<<10), speeds(nics[0]))
+			for _, window := range []int{0, 16 * len(nics[0])} {
+				bySpeed(t, spread(t, story{seed: 1, nics: nics}, window), speeds(nics[0]))
+			}
 		})
 	}
 }
@@ -125,7 +138,9 @@ func TestLoadIsSpreadByWhatRailsTurnOutToCarry(t *testing.T) {
 				}
 				return providertest.Limited(d, unit*fast[rail])
 			}
-			bySpeed(t, spread(t, story{seed: 1, nics: [2][]sim.NIC{nics, nics}, wrap: limit}, 4000, 64<<10), fast)
+			for _, window := range []int{0, 8 * len(nics)} {
+				bySpeed(t, spread(t, story{seed: 1, nics: [2][]sim.NIC{nics, nics}, wrap: limit}, window), fast)
+			}
 		})
 	}
 }
