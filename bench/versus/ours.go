@@ -26,6 +26,8 @@ func Drive(ctx context.Context, name string, receiver proc.Spec, in io.Reader, o
 	switch name {
 	case Ours:
 		return serve(&ours{ctx: ctx, spec: receiver}, in, out)
+	case oursOFI:
+		return serve(&ours{ctx: ctx, spec: receiver, over: "ofi:"}, in, out)
 	case iperf3Name:
 		return serve(&iperf3{ctx: ctx}, in, out)
 	}
@@ -189,6 +191,7 @@ type ours struct {
 	side
 	ctx    context.Context // of the process: a driver's methods have none
 	spec   proc.Spec
+	over   string // before the name of the network, that of its provider
 	child  *proc.Child
 	remote *hawser.Remote
 	word   hawser.RemoteSlice // of the receiver
@@ -211,6 +214,7 @@ type oursHello struct {
 }
 
 func (d *ours) open(o Opening) (reply, error) {
+	o.Transport = d.over + o.Transport
 	mine, err := d.side.open(d.ctx, o, immAnswer)
 	if err != nil {
 		return reply{}, err
@@ -238,6 +242,9 @@ func (d *ours) open(o Opening) (reply, error) {
 	}
 	if o.Foreign {
 		how += ", pools of private anonymous memory that Register took"
+	}
+	if d.over != "" {
+		how = "provider " + o.Transport + "; " + how
 	}
 	return reply{Name: Ours, Settings: how + "; one rail, default Options"}, nil
 }

@@ -45,11 +45,14 @@ const (
 	ColdPool = 512 << 20
 	// hotBlocks in a pool: few, like the one buffer of iperf3, and enough for a batch.
 	hotBlocks = 4
+	// smallHot is the least size of a hot pool: small blocks must fill batches.
+	smallHot = 4 << 10
 
 	sampleBytes = 256 << 20 // of Pages: 20 ms or more
 	// In flight. Enough to keep both sides busy, few enough to stay in a cache.
-	windowBytes = 8 << 20
-	maxBatch    = 256
+	windowBytes  = 8 << 20
+	windowBlocks = 2048 // as many of small ones: what queues hold
+	maxBatch     = 256
 
 	// Bounds of what a caller may ask for: 8 bytes a slot are kept, and a sample is seconds.
 	maxSlots = 1 << 24
@@ -119,8 +122,9 @@ func Plan(c Choice) ([]Case, error) {
 }
 
 func (c Choice) pages(path, kind string, size uint64) Case {
-	k := Case{Path: path, Scenario: Pages, Size: size, Cold: kind != KindHot, Foreign: kind == KindForeign, Pool: size * hotBlocks, Pings: 1}
+	k := Case{Path: path, Scenario: Pages, Size: size, Cold: kind != KindHot, Foreign: kind == KindForeign, Pings: 1}
 	per := max(size, 1)
+	k.Pool = max(hotBlocks, smallHot/per) * size
 	if k.Cold {
 		pool := c.Pool
 		if pool == 0 {
@@ -134,7 +138,7 @@ func (c Choice) pages(path, kind string, size uint64) Case {
 	}
 	k.Count = int(max(bytes/per, 1))
 	k.Batch = int(min(max(windowBytes/4/per, 1), maxBatch, k.Pool/per))
-	k.Depth = int(max(windowBytes/(per*uint64(max(k.Batch, 1))), 2))
+	k.Depth = int(max(min(windowBytes/per, windowBlocks)/uint64(max(k.Batch, 1)), 2))
 	return k
 }
 

@@ -30,7 +30,9 @@ type Row struct {
 	// CPU is the median over the rounds: seconds per GiB of Pages, microseconds per round trip or message otherwise.
 	CPU float64 `json:"cpu"`
 
-	// Ratio is the median over the rounds of ours / theirs: higher is better, but for Latency lower is. 0 for ours.
+	// Ratio is the median over the rounds of ours / theirs: higher is better, but for Latency lower is. 0 for ours. With Beside it is
+	// this row's to that of the peer of this name, which does the same work in C.
+	Beside      string       `json:"beside,omitempty"`
 	Ratio       float64      `json:"ratio,omitempty"`
 	RatioSpread bench.Spread `json:"ratio_spread"`
 
@@ -87,7 +89,7 @@ func (c Case) cpu(s Sample) float64 {
 	return s.CPU / (float64(c.bytes()) / (1 << 30))
 }
 
-// finish computes what the samples of all rows come to. ours is nil when it has failed: then there are no ratios.
+// finish computes what the samples of all rows come to. ours is nil when it has failed: then there are no ratios to it.
 func (c Case) finish(rows []Row, ours *Row) {
 	for i := range rows {
 		r := &rows[i]
@@ -99,15 +101,39 @@ func (c Case) finish(rows []Row, ours *Row) {
 		var values, cpu, ratios []float64
 		for _, s := range r.Samples {
 			values, cpu = append(values, c.value(s)), append(cpu, c.cpu(s))
-			if ours == nil || r == ours {
-				continue
-			}
-			if k := slices.IndexFunc(ours.Samples, func(o Sample) bool { return o.Round == s.Round }); k >= 0 {
-				ratios = append(ratios, c.value(ours.Samples[k])/c.value(s))
+			if mine, theirs := c.pair(rows, r, ours, s.Round); mine != nil && theirs != nil {
+				ratios = append(ratios, c.value(*mine)/c.value(*theirs))
 			}
 		}
 		r.Value, r.CPU = bench.SpreadOf(values), bench.SpreadOf(cpu).Median
 		r.RatioSpread = bench.SpreadOf(ratios)
 		r.Ratio = r.RatioSpread.Median
 	}
+}
+
+// pair is the two samples of a round whose ratio is r's, nil where one is missing.
+func (c Case) pair(rows []Row, r, ours *Row, round int) (mine, theirs *Sample) {
+	if r == ours {
+		return nil, nil
+	}
+	if r.Beside == "" {
+		return ours.of(round), r.of(round)
+	}
+	i := slices.IndexFunc(rows, func(x Row) bool { return x.Peer == r.Beside })
+	if i < 0 {
+		return nil, nil
+	}
+	return r.of(round), rows[i].of(round)
+}
+
+// of is the sample of a round, nil when there is none.
+func (r *Row) of(round int) *Sample {
+	if r == nil {
+		return nil
+	}
+	i := slices.IndexFunc(r.Samples, func(s Sample) bool { return s.Round == round })
+	if i < 0 {
+		return nil
+	}
+	return &r.Samples[i]
 }

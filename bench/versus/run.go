@@ -147,7 +147,7 @@ func (c Config) open(ctx context.Context, k Case, env *Env, order string) []*ent
 	commands := []func() (command, error){func() (command, error) { return env.self(Ours), nil }}
 	for _, p := range c.Peers {
 		if p.Cases(k) {
-			entries = append(entries, &entry{row: Row{Peer: p.Name}, blind: p.Blind})
+			entries = append(entries, &entry{row: Row{Peer: p.Name, Beside: p.Beside}, blind: p.Blind})
 			commands = append(commands, func() (command, error) { return env.command(ctx, p, k, c.Congestion) })
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -271,6 +272,35 @@ func TestRatioOfLatencyIsOursByTheirs(t *testing.T) {
 	rows := measure(t, c, env).Rows
 	if rows[0].Value.Median != 3 || rows[0].Unit != "us" || rows[1].Ratio != 0.5 {
 		t.Errorf("ours %v %s, ratio %v; want 3 us and 0.5", rows[0].Value.Median, rows[0].Unit, rows[1].Ratio)
+	}
+}
+
+// A row beside a peer has its ratio to that one: own / theirs.
+func TestRatioBesideAPeer(t *testing.T) {
+	c, env, _ := world(t, "takes 1 3", "takes 1 6", "takes 1 4")
+	c.Rounds = 1
+	c.Peers[1].Beside = c.Peers[0].Name
+	rows := measure(t, c, env).Rows
+	if rows[2].Beside != rows[1].Peer || math.Abs(rows[2].Ratio-1.5) > 1e-9 || rows[1].Ratio != 2 {
+		t.Errorf("rows beside each other: ratios %v and %v, want 2 and 1.5", rows[1].Ratio, rows[2].Ratio)
+	}
+	c.Peers[1].Beside = "nobody"
+	if rows := measure(t, c, env).Rows; rows[2].Ratio != 0 || rows[2].Value.Median == 0 {
+		t.Errorf("a row beside nobody: %+v, want a value without a ratio", rows[2])
+	}
+}
+
+// Blocks of 8 bytes come in whole batches, and no more are in flight than queues hold.
+func TestSmallBlocksFillBatches(t *testing.T) {
+	all, err := Plan(Choice{Paths: []string{"tcp"}, Kinds: []string{KindHot}, Sizes: []uint64{8, 64 << 10}, Bytes: 4 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if k := all[0]; k.Batch != maxBatch || k.Batch*k.Depth != windowBlocks || k.slots() < uint64(k.Batch) {
+		t.Errorf("blocks of 8 bytes: %+v", k)
+	}
+	if k := all[1]; uint64(k.Batch*k.Depth)*k.Size != windowBytes || k.slots() != hotBlocks {
+		t.Errorf("blocks of 64 KiB: %+v", k)
 	}
 }
 

@@ -143,6 +143,9 @@ func versusCells(work string, k versus.Case, row versus.Row) []string {
 	ratio, cpu := "", fmt.Sprintf("%.2f us each", row.CPU)
 	if row.Ratio > 0 {
 		ratio = spreadText(row.RatioSpread, "%.2f")
+		if row.Beside != "" {
+			ratio += " of " + row.Beside
+		}
 	}
 	if k.Scenario == versus.Pages {
 		cpu = fmt.Sprintf("%.3f s/GiB", row.CPU)
