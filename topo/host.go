@@ -53,7 +53,8 @@ func open(path string) (source, func(), error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("topology: %w", err)
 	}
-	return folder{root}, func() { root.Close() }, nil
+	f := &folder{root: root}
+	return f, f.close, nil
 }
 
 func (t *tree) host() *Host {

@@ -49,7 +49,7 @@ type Port struct {
 	NetDev   string `json:"netdev,omitempty"`
 	MTU      int    `json:"mtu,omitempty"`      // bytes, of NetDev
 	PathMTU  int    `json:"path_mtu,omitempty"` // bytes, the largest of RDMA that fits into MTU; 0 where NetDev does not limit it
-	GIDs     []GID  `json:"gids"`               // those that are not empty
+	GIDs     []GID  `json:"gids"`               // those that are not empty, up to index 255
 }
 
 // GIDType says how packets to a GID look.
@@ -100,6 +100,16 @@ func ReadNIC(path, name string) (*NIC, error) {
 	}
 	n := t.nic(name, t.verbs())
 	return &n, nil
+}
+
+// ReadPlace reads where a NIC is, which is much less than ReadNIC reads.
+func ReadPlace(path, name string) (Place, error) {
+	src, closer, err := open(path)
+	if err != nil {
+		return Place{}, err
+	}
+	defer closer()
+	return newTree(src).place(classIB + "/" + name + "/device"), nil
 }
 
 const classIB = "sys/class/infiniband"
@@ -235,11 +245,14 @@ func (t *tree) netdev(nic string, p Port, parent string) string {
 	return ""
 }
 
+// maxGID is the last entry of a table that a queue pair can name (ibv_global_route.sgid_index has 8 bits). soft-RoCE has 1024 entries.
+const maxGID = 255
+
 func (t *tree) gids(port string, kind Kind) []GID {
 	gids := []GID{}
 	for _, name := range t.list(path.Join(port, "gids")) {
 		index, err := strconv.Atoi(name)
-		if err != nil || index < 0 {
+		if err != nil || index < 0 || index > maxGID {
 			continue
 		}
 		addr, err := ParseGID(t.line(path.Join(port, "gids", name)))

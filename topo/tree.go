@@ -264,12 +264,46 @@ func digits(s string) int {
 	return n
 }
 
-// folder is a tree in the file system, below a folder that links do not lead out of.
-type folder struct{ root *os.Root }
+// folder is a tree in the file system, below a folder that links do not lead out of. Owned by one Read.
+type folder struct {
+	root *os.Root
+	name string   // of the folder that was used last, which is mostly the next one, too
+	last *os.Root // the same; nil at first
+}
 
-func (f folder) file(name string, limit int) ([]byte, error) {
+// in opens the folder above a name and returns it with the rest of the name.
+func (f *folder) in(name string) (*os.Root, string, error) {
+	dir, base := path.Split(name)
+	if dir == "" {
+		return f.root, name, nil
+	}
+	if f.last == nil || f.name != dir {
+		next, err := f.root.OpenRoot(dir)
+		if err != nil {
+			return nil, "", err
+		}
+		if f.last != nil {
+			f.last.Close()
+		}
+		f.name, f.last = dir, next
+	}
+	return f.last, base, nil
+}
+
+func (f *folder) close() {
+	if f.last != nil {
+		f.last.Close()
+	}
+	f.root.Close()
+}
+
+func (f *folder) file(name string, limit int) ([]byte, error) {
+	dir, base, err := f.in(name)
+	if err != nil {
+		return nil, err
+	}
 	// A pipe that somebody put into a captured tree must not hold up the reader.
-	file, err := f.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	file, err := dir.OpenFile(base, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -277,7 +311,7 @@ func (f folder) file(name string, limit int) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, int64(limit)))
 }
 
-func (f folder) names(name string, limit int) ([]string, error) {
+func (f *folder) names(name string, limit int) ([]string, error) {
 	if name == "" {
 		name = "."
 	}
@@ -293,12 +327,22 @@ func (f folder) names(name string, limit int) ([]string, error) {
 	return names, err
 }
 
-func (f folder) link(name string) (string, error) { return f.root.Readlink(name) }
-
-func (f folder) has(name string) error {
-	if name == "" {
-		name = "."
+func (f *folder) link(name string) (string, error) {
+	dir, base, err := f.in(name)
+	if err != nil {
+		return "", err
 	}
-	_, err := f.root.Lstat(name)
+	return dir.Readlink(base)
+}
+
+func (f *folder) has(name string) error {
+	if name == "" {
+		return nil
+	}
+	dir, base, err := f.in(name)
+	if err != nil {
+		return err
+	}
+	_, err = dir.Lstat(base)
 	return err
 }

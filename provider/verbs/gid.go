@@ -16,11 +16,11 @@ const systemSysfs = sysfs("/")
 
 // numaNode of a device, -1 when it is not known.
 func (s sysfs) numaNode(device string) int {
-	n, err := topo.ReadNIC(string(s), device)
+	p, err := topo.ReadPlace(string(s), device)
 	if err != nil {
 		return -1
 	}
-	return n.Place.NUMA
+	return p.NUMA
 }
 
 // gid is an entry of a port's GID table.
