@@ -1,0 +1,55 @@
+//go:build vm
+
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/hawser-project/hawser/internal/doctor"
+)
+
+// In a virtual machine with soft-RoCE devices (make test-verbs).
+
+// TestVMDoctorSeesAndUsesTheDevices: every device is judged, counted by the kernel, and sends.
+func TestVMDoctorSeesAndUsesTheDevices(t *testing.T) {
+	d, stderr, _ := diagnose(t, "--provider", "verbs", "--timeout", "60s")
+	pairs := strings.NewReplacer("=", " ").Replace(os.Getenv("HAWSER_VM_PAIRS"))
+	if pairs == "" {
+		t.Fatal("HAWSER_VM_PAIRS names no devices: is this a machine of internal/vmtest?")
+	}
+	for _, device := range strings.Fields(pairs) {
+		for check, about := range map[string]string{"device": device, "port": device + "/1", "gid": device + "/1", "resources": device, "loopback": "verbs " + device + "/1"} {
+			good := false
+			for _, l := range d.Lines {
+				good = good || l.Check == check && l.About == about && l.Status == doctor.OK
+			}
+			if !good {
+				t.Errorf("%s: no line of %s that is ok", about, check)
+			}
+		}
+	}
+	for _, r := range d.Facts.Resources {
+		if r.QPs < 1 { // the kernel's own one of each device
+			t.Errorf("of %s the kernel counted no queue pair", r.NIC)
+		}
+	}
+	if t.Failed() {
+		t.Log(stderr)
+	}
+}
+
+// TestVMToolMovesOverVerbs runs the commands that take a network's name.
+func TestVMToolMovesOverVerbs(t *testing.T) {
+	for _, args := range [][]string{
+		append([]string{"bench", "pages", "--provider", "verbs", "--rounds", "1"}, quickBench["pages"]...),
+		{"kv", "replay", "--provider", "verbs", "--requests", "2", "--pool", "64MiB", "--scale", "0.1", "--speed", "1000"},
+		{"topo"},
+	} {
+		stdout, stderr, code := tool(t, args...)
+		if code != exitOK || !strings.Contains(stdout, "verbs") {
+			t.Errorf("%v: exit code %d\n%s%s", args, code, stdout, stderr)
+		}
+	}
+}
