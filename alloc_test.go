@@ -11,7 +11,7 @@ import (
 
 // Counting allocates nothing for managed values, stale ones and mirrors either, on both sides together.
 func TestManagedCountsAllocateNothing(t *testing.T) {
-	for _, name := range []string{"shm", "tcp"} {
+	for _, name := range hostWorlds() {
 		t.Run(name, func(t *testing.T) {
 			p := newWorld(t, name).pair(t, 1, 1, 4096)
 			r, err := p.b.Imms().Reserve("test", 0, 8, 4)
@@ -80,7 +80,7 @@ func allocatesNothing(t *testing.T, round func()) {
 
 // Submitting, moving, counting and collecting allocate nothing, on both sides together.
 func TestSteadyStateAllocatesNothing(t *testing.T) {
-	for _, name := range []string{"shm", "tcp"} {
+	for _, name := range hostWorlds() {
 		t.Run(name, func(t *testing.T) {
 			p := newWorld(t, name).pair(t, 1, 1, 1<<20)
 			q, c := p.a.NewQueue(64), p.b.Counter(1)

@@ -19,6 +19,26 @@ func strictEFA(t testing.TB, p provider.Provider) provider.Provider {
 	})
 }
 
+// The same over a software network of libfabric, which stands for all that package ofi drives; -worlds ofi:tcp runs everything over it.
+func TestSameOperationsOverLibfabric(t *testing.T) {
+	rng := rand.New(rand.NewPCG(rand.Uint64(), 13))
+	steps, src := draw(rng), make([]byte, fieldSize)
+	fill(src, rng.Uint64())
+	want := naive(steps, src)
+	for _, rails := range [][2]int{{1, 1}, {2, 3}} {
+		c := course{network: "ofi:tcp", railsA: rails[0], railsB: rails[1], batch: fieldOps, prepared: rails[0] > 1}
+		t.Run(fmt.Sprintf("%dx%d", rails[0], rails[1]), func(t *testing.T) {
+			got, err := c.run(t, steps, src)
+			if err == nil {
+				err = got.differs(want)
+			}
+			if err != nil {
+				t.Fatalf("%v: %v", c, err)
+			}
+		})
+	}
+}
+
 // Four rails a side, as on a p5, against four, two (p5en) and one: the same list of operations leaves the same memory, counts and
 // messages, and nothing that the engine does would break on an adapter.
 func TestSameOperationsUnderStrictEFA(t *testing.T) {

@@ -404,7 +404,7 @@ func TestSameOperationsSameOutcomeEverywhere(t *testing.T) {
 	fill(src, rng.Uint64())
 	want := naive(steps, src)
 	batches, limits := []int{1, 7, fieldOps}, []uint64{0, 1000, 4096}
-	for i, network := range []string{"sim", "shm", "tcp"} {
+	for i, network := range hawser.WorldNames() {
 		for rails := range maxDegrees * maxDegrees {
 			c := course{
 				network: network, railsA: rails%maxDegrees + 1, railsB: rails/maxDegrees + 1,

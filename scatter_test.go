@@ -396,7 +396,7 @@ func TestImmLastNeedsAnOrderedRail(t *testing.T) {
 
 // One immediate for all pages comes after all of them.
 func TestImmLastComesLast(t *testing.T) {
-	for _, name := range []string{"shm", "tcp"} {
+	for _, name := range hostWorlds() {
 		for _, rails := range [][2]int{{1, 1}, {2, 3}, {3, 1}} {
 			t.Run(fmt.Sprintf("%s/%dx%d", name, rails[0], rails[1]), func(t *testing.T) {
 				s := newWorld(t, name).star(t, rails[0], rails[1])

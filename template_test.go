@@ -194,7 +194,7 @@ func TestTemplateOfAClosedRegion(t *testing.T) {
 
 // Submitting scatters and templates allocates nothing, on both sides together.
 func TestPreparedRequestsAllocateNothing(t *testing.T) {
-	for _, name := range []string{"shm", "tcp"} {
+	for _, name := range hostWorlds() {
 		t.Run(name, func(t *testing.T) {
 			s := newWorld(t, name).star(t, 1, 1, 1)
 			l := layout{idx: []uint32{3, 1, 2, 0}, stride: 4096}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -37,6 +38,11 @@ func worlds(t *testing.T, f func(t *testing.T, w *world)) {
 	for _, name := range hawser.WorldNames() {
 		t.Run(name, func(t *testing.T) { f(t, newWorld(t, name)) })
 	}
+}
+
+// hostWorlds are those that are not simulated.
+func hostWorlds() []string {
+	return slices.DeleteFunc(hawser.WorldNames(), func(name string) bool { return name == "sim" })
 }
 
 func newWorld(t testing.TB, name string) *world {
