@@ -19,16 +19,17 @@ import (
 // It is an epoll instance that holds an eventfd and the watched descriptors and is itself watched by the Go
 // runtime's poller: a sleeping owner costs no thread, and a foreign process that holds the eventfd can wake it.
 type Parker struct {
-	epoll  *os.File
-	raw    syscall.RawConn
-	bell   int
-	rung   atomic.Bool // the eventfd holds a wake that nobody has consumed
-	events [16]unix.EpollEvent
-	sink   [8]byte // what reading the eventfd gives; here, because a local would escape to the heap under the race detector
-	ready  bool
-	poll   func(fd uintptr) bool // made once: a closure per Park would allocate
-	block  func(fd uintptr)      // the same for Block
-	until  time.Time             // the end of Block
+	epoll   *os.File
+	raw     syscall.RawConn
+	bell    int
+	rung    atomic.Bool // the eventfd holds a wake that nobody has consumed
+	events  [16]unix.EpollEvent
+	sink    [8]byte // what reading the eventfd gives; here, because a local would escape to the heap under the race detector
+	ready   bool
+	poll    func(fd uintptr) bool // made once: a closure per Park would allocate
+	block   func(fd uintptr)      // the same for Block
+	until   time.Time             // the end of Block
+	watcher watcher
 
 	mu     sync.RWMutex // held while the eventfd is written, so that it stays open
 	closed bool         // guarded by mu
@@ -46,7 +47,7 @@ func NewParker() (*Parker, error) {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
 	p := &Parker{bell: bell}
-	p.poll, p.block = p.check, p.wait
+	p.poll, p.block, p.watcher.do = p.check, p.wait, p.watcher.control
 	err = unix.SetNonblock(ep, true) // so that os.NewFile hands it to the runtime's poller
 	if err == nil {
 		p.epoll = os.NewFile(uintptr(ep), "parker")
@@ -84,22 +85,36 @@ func (p *Parker) FD() int { return p.bell }
 
 // Watch adds a descriptor, level triggered.
 func (p *Parker) Watch(fd int) error {
-	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(fd)}
-	return p.control(unix.EPOLL_CTL_ADD, fd, &ev)
+	return p.control(unix.EPOLL_CTL_ADD, fd)
 }
 
 // Unwatch removes a descriptor; call it before closing fd.
 func (p *Parker) Unwatch(fd int) error {
-	return p.control(unix.EPOLL_CTL_DEL, fd, nil)
+	return p.control(unix.EPOLL_CTL_DEL, fd)
 }
 
-func (p *Parker) control(op, fd int, ev *unix.EpollEvent) (err error) {
-	cerr := p.raw.Control(func(ep uintptr) { err = unix.EpollCtl(int(ep), op, fd, ev) })
-	if cerr != nil {
-		return cerr
-	}
-	return err
+// watcher is what a call of control passes to the function that does it: a closure would allocate, and some networks watch their descriptor
+// only while the owner sleeps.
+type watcher struct {
+	mu     sync.Mutex // guards the rest
+	op, fd int
+	ev     unix.EpollEvent
+	err    error
+	do     func(ep uintptr)
 }
+
+func (p *Parker) control(op, fd int) error {
+	w := &p.watcher
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.op, w.fd, w.ev = op, fd, unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(fd)}
+	if err := p.raw.Control(w.do); err != nil {
+		return err
+	}
+	return w.err
+}
+
+func (w *watcher) control(ep uintptr) { w.err = unix.EpollCtl(int(ep), w.op, w.fd, &w.ev) }
 
 // Park sleeps until a wake, a ready descriptor or the end of d, and reports whether it was one of the first two.
 // Only the owner calls it.

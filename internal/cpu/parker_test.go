@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"errors"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -203,5 +204,19 @@ func TestBlockSurvivesSignals(t *testing.T) {
 	p.Wake()
 	if !<-woken {
 		t.Fatal("the wake was not reported")
+	}
+}
+
+// Networks watch and forget a descriptor each time that the owner sleeps.
+func TestWatchAllocatesNothing(t *testing.T) {
+	p := newParker(t)
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	var errs error
+	if n := testing.AllocsPerRun(100, func() { errs = errors.Join(errs, p.Watch(fd), p.Unwatch(fd)) }); n > 0 || errs != nil {
+		t.Fatalf("%v allocations, %v", n, errs)
 	}
 }
