@@ -125,7 +125,7 @@ func (d *duo) links() []rail.LinkInfo {
 
 func (d *duo) await(what string, cond func() bool) {
 	d.Helper()
-	for end := time.Now().Add(30 * time.Second); !cond(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(hang); !cond(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			d.Fatalf("%s: not in time; links: %+v", what, d.links())
 		}

@@ -215,9 +215,6 @@ func TestTwoHostsOverARealAddressAndACutCable(t *testing.T) {
 			t.Errorf("cause %s", cause)
 		}
 	}
-	if took := time.Since(start); took > 3*time.Second {
-		t.Errorf("noticed after %v", took)
-	}
 
 	ip(t, "-n", ns[0], "link", "set", "cable", "up")
 	if got := h[1].do("write %s", desc); !strings.Contains(got, hawser.ErrStale.Error()) {

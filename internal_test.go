@@ -51,7 +51,7 @@ func Flagged(o Options) Options {
 }
 
 // hang bounds every wait of a test.
-const hang = 20 * time.Second
+const hang = time.Minute
 
 func simEngine(t *testing.T, f *sim.Fabric, host string) *Engine {
 	t.Helper()

@@ -194,7 +194,7 @@ func TestReceiverThatDiesIsNamedOnce(t *testing.T) {
 
 // TestReceiverThatLeavesEndsTheRun: nothing but the end of its process tells that its answer will not come.
 func TestReceiverThatLeavesEndsTheRun(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), hang)
 	defer cancel()
 	c := Config{Kind: Write, Provider: "shm", Size: 1 << 10, Pool: 1 << 20, Bytes: 64 << 10, Rounds: 1}
 	_, err := Run(ctx, c, proc.Spec{Env: []string{receiverEnv + "=" + deserter}}, nil)

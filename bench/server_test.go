@@ -102,12 +102,8 @@ func TestClientMayGiveUpWaiting(t *testing.T) {
 	enough := errors.New("enough")
 	ctx, cancel := context.WithTimeoutCause(within(t), 100*time.Millisecond, enough) // whether it waits already or not
 	defer cancel()
-	start := time.Now()
-	if _, err := calling(addr).Run(ctx, small(Write, "tcp"), nil); !errors.Is(err, enough) {
+	if _, err := calling(addr).Run(ctx, small(Write, "tcp"), nil); !errors.Is(err, enough) { // its turn would never come
 		t.Errorf("got %v, want the cause of the context", err)
-	}
-	if took := time.Since(start); took > 2*closeTimeout {
-		t.Errorf("it took %v to leave", took)
 	}
 	if err := errors.Join(s.Round(within(t)), s.Close(t.Context())); err != nil {
 		t.Error(err)

@@ -31,9 +31,12 @@ func testLog() *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 }
 
+// hang bounds every wait of a test: it guards against hangs and asserts nothing.
+const hang = time.Minute
+
 // limit guards a test against hanging.
 func limit(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), hang)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -41,7 +44,7 @@ func limit(t *testing.T) context.Context {
 // eventually polls until f returns nil.
 func eventually(t *testing.T, f func() error) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(hang)
 	for {
 		err := f()
 		if err == nil {
@@ -67,7 +70,7 @@ func openWith(t *testing.T, o hawser.Options) *hawser.Engine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), hang)
 		defer cancel()
 		if err := eng.Close(ctx); err != nil {
 			t.Error(err)
@@ -315,7 +318,7 @@ func prefillWith(t *testing.T, eng *hawser.Engine, g Geometry, pages int, change
 	go s.toy.run(s.p)
 	t.Cleanup(func() {
 		s.toy.end()
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), hang)
 		defer cancel()
 		if err := s.p.Close(ctx); err != nil {
 			t.Error(err)
@@ -366,7 +369,7 @@ func decodeWith(t *testing.T, eng *hawser.Engine, net network, pages int) *decod
 // closeAtEnd closes the Decoder at the end of the test and looks whether its pages are back.
 func (s *decodeSide) closeAtEnd(t *testing.T) {
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), hang)
 		defer cancel()
 		if err := s.d.Close(ctx); err != nil {
 			t.Error(err)

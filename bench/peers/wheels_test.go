@@ -22,7 +22,7 @@ import (
 const wheelsPython = "HAWSER_WHEELS_PYTHON"
 
 // patience is a guard against hanging: shorter than the drivers wait for one another, so that waiting is not what ends them.
-const patience = 15 * time.Second
+const patience = time.Minute
 
 const (
 	pageSize  = 64 << 10

@@ -59,7 +59,7 @@ func tool(t *testing.T, args ...string) (stdout, stderr string, code int) {
 // noneLeft waits for all processes of a command to be gone.
 func noneLeft(t *testing.T, id string) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(hang)
 	for {
 		left := processes(id)
 		if len(left) == 0 {

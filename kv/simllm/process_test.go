@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -48,7 +49,7 @@ func child(network string) error {
 	if _, err := Prefill(ctx, eng, PrefillConfig{Geometry: childGeometry, Pool: childPool, Layer: LayerTime{A: 20}}); err != nil {
 		return err
 	}
-	ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, stop := context.WithTimeout(context.Background(), time.Minute) // a guard against hanging
 	defer stop()
 	return eng.Close(ctx)
 }
@@ -100,7 +101,7 @@ type struck struct {
 }
 
 // strike runs 40 requests that arrive within two seconds, and strikes when some of them are done.
-func strike(t *testing.T, network string, sig syscall.Signal, after func(signal func(syscall.Signal))) struck {
+func strike(t *testing.T, network string, sig syscall.Signal, down func(signal func(syscall.Signal))) struck {
 	t.Helper()
 	addr, signal := startChild(t, network)
 	var requests []trace.Request
@@ -108,6 +109,13 @@ func strike(t *testing.T, network string, sig syscall.Signal, after func(signal 
 		requests = append(requests, trace.Request{Arrival: time.Duration(i) * 50 * time.Millisecond, Input: 3000 + 100*i, Output: 5})
 	}
 	eng := openEngine(t, "decode", network)
+	if down != nil {
+		defer eng.OnPeer(func(ev hawser.PeerEvent) {
+			if ev.Kind == hawser.PeerDown {
+				down(signal)
+			}
+		})()
+	}
 	s := struck{}
 	var err error
 	s.Report, err = Decode(t.Context(), eng, DecodeConfig{
@@ -116,9 +124,6 @@ func strike(t *testing.T, network string, sig syscall.Signal, after func(signal 
 			if s.struck.IsZero() && p.Done > 2 {
 				s.struck = time.Now()
 				signal(sig)
-				if after != nil {
-					after(signal)
-				}
 			}
 		},
 	})
@@ -156,11 +161,14 @@ func TestStoppedPrefiller(t *testing.T) {
 	for _, network := range networks {
 		t.Run(network, func(t *testing.T) {
 			t.Parallel()
+			var once sync.Once
 			done := make(chan struct{})
 			r := strike(t, network, syscall.SIGSTOP, func(signal func(syscall.Signal)) {
-				time.AfterFunc(4*time.Second, func() {
-					signal(syscall.SIGCONT) // it goes on with what it knew
-					close(done)
+				once.Do(func() {
+					time.AfterFunc(2*time.Second, func() {
+						signal(syscall.SIGCONT) // it goes on with what it knew
+						close(done)
+					})
 				})
 			})
 			if !r.SetKill(r.struck) {

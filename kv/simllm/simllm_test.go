@@ -35,7 +35,7 @@ func openEngine(t *testing.T, name, network string) *hawser.Engine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // a guard against hanging
 		defer cancel()
 		if err := eng.Close(ctx); err != nil {
 			t.Error(err)

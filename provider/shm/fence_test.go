@@ -54,8 +54,8 @@ func (s *side) wantUnfenced(k provider.Key) {
 	if c.Status != provider.StatusUnfenced || c.Detail != 1+regionIndex(k.ID) {
 		s.t.Fatalf("fence of a writer that is in the middle of a copy into region %d: %+v, want unfenced and its number", regionIndex(k.ID), c)
 	}
-	if took := time.Since(start); took < fenceBound || took > fenceBound+time.Second {
-		s.t.Errorf("it took %v to find that out, want %v", took, fenceBound)
+	if took := time.Since(start); took < fenceBound {
+		s.t.Errorf("it took %v to find that out, want at least %v", took, fenceBound)
 	}
 }
 

@@ -128,7 +128,7 @@ func (o *owner) count(k provider.Kind, s provider.Status) int {
 
 // wait polls an auto fabric until cond holds, asleep when nothing is ready.
 func (o *owner) wait(what string, cond func() bool) error {
-	const guard = 5 * time.Second
+	const guard = time.Minute
 	deadline := time.Now().Add(guard)
 	for {
 		o.w.poll()

@@ -8,7 +8,6 @@ import (
 	"os"
 	"runtime"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -135,11 +134,7 @@ func TestSilentStrangersAreBounded(t *testing.T) {
 	}
 	// Whoever was given an offer gets through.
 	o.join(good.a, good.b)
-	start := time.Now()
 	o.until("the last of the crowd is sent away", func() bool { return good.b.Stats().Refused == crowd })
-	if took := time.Since(start); took > strangerStay+2*time.Second {
-		t.Errorf("silent connections stayed for %v", took)
-	}
 	for _, fd := range fds {
 		if !closed(fd) {
 			t.Error("a silent connection is still open")
