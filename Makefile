@@ -7,7 +7,8 @@ REVISION  := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || ec
 LDFLAGS   := -X main.revision=$(REVISION)
 TOOL      := $(GO) tool -modfile=tools/go.mod
 TESTSUM   := $(GO) run ./internal/testsum
-TESTFLAGS ?= -shuffle=on -timeout=5m
+# Many tests wait for most of their time: a package more than there are processors, and in each four of those that need not be alone.
+TESTFLAGS ?= -shuffle=on -timeout=5m -p=$(shell expr $$(nproc) + 1) -parallel=4
 CGO       := $(if $(filter-out 0,$(STATIC)),0,$(shell GO=$(GO) sh .ci/cgo))
 FUZZTIME  ?= 10s
 SOAKTIME  ?= 10m
@@ -39,11 +40,12 @@ vmtest:
 	CGO_ENABLED=0 $(GO) build -o .cache/vmtest ./internal/vmtest
 
 race:
-	@sh .ci/race $(TESTFLAGS) -timeout=10m
+	@sh .ci/race $(TESTFLAGS) -vet=off -timeout=10m
 
-# The same tests with the checks of internal/invariants compiled in.
+# The tests with the checks of internal/invariants compiled in: of the packages that link it.
 invariants:
-	$(TESTSUM) -name invariants -- $(TESTFLAGS) -tags invariants ./...
+	$(TESTSUM) -name invariants -- $(TESTFLAGS) -vet=off -tags invariants \
+		$$($(GO) list -test -f '{{.ImportPath}} {{join .Deps " "}}' ./... | sed -n 's/\.test .*\/internal\/invariants.*//p')
 
 # Real processes that are killed and stopped under load; minutes, so not part of test.
 processes:

@@ -27,6 +27,7 @@ func (w *world) puppetOf(t testing.TB, change func(*hawser.Options)) (*puppet, *
 
 // One packet of a handshake that was not as expected ended the worker, and with it all transfers of the process.
 func TestDefect08MalformedHandshakeKillsTheWorker(t *testing.T) {
+	t.Parallel()
 	worlds(t, func(t *testing.T, w *world) {
 		seed := rand.Uint64()
 		t.Logf("seed %d", seed)

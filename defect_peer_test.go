@@ -19,6 +19,7 @@ import (
 
 // A peer that died took with it everybody who waited for it and had set no deadline.
 func TestDefect13WaitOnADeadPeerHangs(t *testing.T) {
+	t.Parallel()
 	worlds(t, func(t *testing.T, w *world) {
 		x, e := w.puppetOf(t, func(o *hawser.Options) { o.PeerTimeout = time.Second })
 		peers := make(chan *hawser.Peer, 1)

@@ -227,6 +227,7 @@ func TestLinksFailAndComeBack(t *testing.T) {
 
 // A single rail has nobody to fail over to: its operations wait until it is back.
 func TestOnlyLinkComesBack(t *testing.T) {
+	t.Parallel()
 	duos(t, 1, func(d *duo) {
 		d.stream(6, func(int) { d.lose(d.b, d.a, 0) })
 	})
@@ -327,6 +328,7 @@ func TestStandbyTakesOver(t *testing.T) {
 
 // A path works when one of its links does. The other one joins when it can.
 func TestPathWithOneWorkingLink(t *testing.T) {
+	t.Parallel()
 	fabric := sim.New(sim.Config{NICs: 2})
 	fabric.Cut("a/nic1", "b/nic1")
 	options := func(host string) Options {

@@ -37,6 +37,7 @@ func (s *syncBuffer) String() string {
 
 // Whatever strangers send to the control port costs them their connection, and nobody else anything.
 func TestStrangersOnTheControlPortAreClosed(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "tcp")
 	var log syncBuffer
 	o := w.options(1, 1)

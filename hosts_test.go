@@ -196,6 +196,7 @@ func startHosts(t *testing.T) (ns [2]string, hosts [2]*hostProcess) {
 
 // Two hosts with their own addresses, a cluster key, and a cable that is cut and mended.
 func TestTwoHostsOverARealAddressAndACutCable(t *testing.T) {
+	t.Parallel()
 	ns, h := startHosts(t)
 	const size = 1 << 20
 	desc := h[0].do("offer %d", size)

@@ -278,6 +278,7 @@ func TestManyPollersLoseNoEnd(t *testing.T) {
 
 // A peer that asks and asks and never reads the answers is cut off, and nothing of it is left to wait for.
 func TestPeerThatDoesNotReadIsCutOff(t *testing.T) {
+	t.Parallel()
 	x, e := simPuppet(t, func(o *hawser.Options) { o.PeerTimeout = time.Second })
 	events := make(chan hawser.PeerEvent, 10)
 	e.OnPeer(func(ev hawser.PeerEvent) { events <- ev })
@@ -373,6 +374,7 @@ func TestSlowLogHoldsUpNoTransfer(t *testing.T) {
 
 // Beats keep a session up that has nothing to say, and only they: silence ends it, also over links that are well.
 func TestBeatsKeepASessionUp(t *testing.T) {
+	t.Parallel()
 	x, e := simPuppet(t, func(o *hawser.Options) { o.PeerTimeout = time.Second })
 	x.up(e)
 	for range 6 { // 1.8 s

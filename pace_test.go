@@ -63,6 +63,7 @@ func TestImmediatesThatNobodyAskedForAreCharged(t *testing.T) {
 
 // Connections of strangers are accepted at the pace of newcomers, those of processes of this host at once.
 func TestStrangersWaitAndNeighboursDoNot(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, "tcp")
 	b := w.engine(t, 1, 1)
 	b.StopNewcomers()

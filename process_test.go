@@ -161,6 +161,7 @@ func (v *victim) signal(t *testing.T, sig syscall.Signal) {
 // A killed peer is noticed at once, by its sockets and not by its silence, and fenced. How fast is logged, for it depends on what else
 // the machine does.
 func TestKilledPeerIsDownAtOnce(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"shm", "tcp", "shm, foreign memory"} {
 		t.Run(name, func(t *testing.T) {
 			network, _, foreign := strings.Cut(name, ",")
@@ -182,6 +183,7 @@ func TestKilledPeerIsDownAtOnce(t *testing.T) {
 
 // A stopped peer is down after its silence. Once the fence has succeeded nothing it does changes a byte, when it wakes up again.
 func TestStoppedPeerIsDownAndCannotWriteAfterTheFence(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"shm", "tcp", "shm, foreign memory"} {
 		t.Run(name, func(t *testing.T) {
 			network, _, foreign := strings.Cut(name, ",")

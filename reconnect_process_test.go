@@ -73,6 +73,7 @@ func startGuest(t *testing.T, what string) (*exec.Cmd, string) {
 // A process that was stopped for longer than its peers have patience is down for them, and comes back by itself when it goes on:
 // the same identity.
 func TestStoppedProcessComesBack(t *testing.T) {
+	t.Parallel()
 	e := open(t, hawser.Options{})
 	events := eventsOf(e)
 	cmd, _ := startGuest(t, e.Addr())

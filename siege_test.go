@@ -234,6 +234,7 @@ const (
 // Whatever a hostile client does, the engine lives, nobody writes outside of what was granted, what it costs is bounded and comes
 // back, and a friend of the engine goes on working.
 func TestSiege(t *testing.T) {
+	t.Parallel()
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)

@@ -20,6 +20,7 @@ const stopProofs = 5
 // A writer is stopped at some instant and fenced. After nil it cannot change a byte, when it goes on; there is no nil while it stands in
 // the middle of a copy, until it goes on or dies.
 func TestFenceOfAStoppedWriter(t *testing.T) {
+	t.Parallel()
 	for network, outcomes := range map[string][]string{
 		"tcp": {"proof"},
 		"shm": {"proof", "no proof until it goes on", "no proof until it dies"},

@@ -142,6 +142,7 @@ const mainTests = "^(TestWriteLandsAndIsCounted|TestRailsDoNotChangeCounts|TestM
 
 // The main tests again, in each mode, with one processor and with two, with and without a thread for each worker.
 func TestEngineInEveryMode(t *testing.T) {
+	t.Parallel()
 	for _, flags := range []string{
 		"-poll=busy -test.cpu=1", "-poll=event -test.cpu=2", "-poll=adaptive -pin -test.cpu=2", "-poll=busy -pin -test.cpu=1", "-poll=event -pin -test.cpu=1",
 	} {

@@ -21,6 +21,7 @@ func TestProcessesUnderFaults(t *testing.T) {
 			for i := range rounds {
 				at := time.Duration(500+chance.IntN(3000)) * time.Millisecond
 				t.Run(fmt.Sprintf("%s%s/%d", network, fault, i), func(t *testing.T) {
+					t.Parallel() // a replay waits for most of its time
 					stdout, stderr, code := tool(t, "kv", "replay", "--provider", network, "--requests", "150", "--speed", "10", "--pool", "512MiB",
 						"--cancel", "10%", "--seed", fmt.Sprint(seed+uint64(i)), fault, at.String(), "--json", "-")
 					if code != exitOK {
@@ -42,6 +43,7 @@ func TestProcessesUnderFaults(t *testing.T) {
 func TestProcessesVerifyATrace(t *testing.T) {
 	for _, network := range []string{"shm", "tcp"} {
 		t.Run(network, func(t *testing.T) {
+			t.Parallel()
 			stdout, stderr, code := tool(t, "kv", "replay", "--provider", network, "--requests", "150", "--speed", "6", "--pool", "512MiB",
 				"--rails", "2,3", "--cancel", "5%", "--json", "-")
 			if code != exitOK {
