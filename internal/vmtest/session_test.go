@@ -12,7 +12,7 @@ import (
 )
 
 // hang bounds every wait of a test.
-const hang = 20 * time.Second
+const hang = time.Minute
 
 // fakeSession is a session whose VMs are goroutines that run jobs on this machine.
 func fakeSession(t *testing.T, vms int) (s *session, guests []net.Conn) {

@@ -178,8 +178,11 @@ const brokenEnv = "HAWSER_PROVIDERTEST_BROKEN"
 const brokenGuard = 2 * time.Second
 
 func TestBrokenNetwork(t *testing.T) {
-	w := newWorld(t, broken(os.Getenv(brokenEnv)))
-	w.guard = brokenGuard
+	defect := os.Getenv(brokenEnv)
+	w := newWorld(t, broken(defect))
+	if defect != "" {
+		w.guard = brokenGuard
+	}
 	w.name, w.table = "RefusalEndsOneConnection", &expectations{}
 	refusalEndsOneConnection(w)
 }

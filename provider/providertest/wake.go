@@ -11,7 +11,7 @@ import (
 )
 
 // wakeGuard is how long an owner sleeps before its wake counts as lost.
-const wakeGuard = 5 * time.Second
+const wakeGuard = 30 * time.Second
 
 // await runs the host's domain as an engine does until cond holds: poll, arm, park. The calling goroutine owns the host.
 // parked is told each time before it sleeps; nil tells nobody.

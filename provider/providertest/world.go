@@ -16,7 +16,7 @@ import (
 
 const (
 	// hangGuard ends a test that waits for something that never comes.
-	hangGuard = 10 * time.Second
+	hangGuard = time.Minute
 	// idleRounds polls without a completion make the test goroutine park.
 	idleRounds = 64
 	// idlePark is short: a provider that loses wakes fails the wake properties, not every other.
