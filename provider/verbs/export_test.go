@@ -14,3 +14,6 @@ func NewOn(o Options, sys string, addresses func(netdev string) []netip.Addr) pr
 	v.sys, v.addresses = sysfs(sys), addresses
 	return v
 }
+
+// MostImms is the largest window of a peer's immediates: the first peer's.
+const MostImms = immMost

@@ -1,0 +1,141 @@
+//go:build cgo
+
+package verbs_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/hawser-project/hawser/provider"
+	"github.com/hawser-project/hawser/provider/verbs"
+)
+
+// TestBatchIsOneDoorbell: a batch goes to the card in one crossing, with one doorbell for each queue pair and few completions, which come
+// back many to a crossing.
+func TestBatchIsOneDoorbell(t *testing.T) {
+	const batch = 64
+	p := newPair(t, verbs.Options{})
+	p.join()
+	_, src := p.memory(0, 4096, 0)
+	_, dst := p.memory(1, 4096, provider.AccessRemoteWrite)
+	key := p.grant(dst, 4096)
+	wrs := make([]provider.WR, batch)
+	for i := range wrs {
+		wrs[i] = p.write(src, key, 100)
+	}
+	before := p.stats(0)
+	p.post(0, wrs...)
+	after := p.stats(0)
+	if n := after.Writes - before.Writes; n != batch {
+		t.Errorf("%d writes reached the card, want %d", n, batch)
+	}
+	if n := after.Doorbells - before.Doorbells; n != 1 {
+		t.Errorf("%d doorbells, want 1", n)
+	}
+	if n := after.Posts - before.Posts; n != 1 {
+		t.Errorf("%d crossings, want 1", n)
+	}
+	if n := after.Signaled - before.Signaled; n < 1 || n > batch/16 {
+		t.Errorf("%d of %d writes asked for a completion", n, batch)
+	}
+	p.until("all complete", func() bool { return p.count(0, provider.KindWrite, p.peers[0]) == batch })
+	p.until("all arrive", func() bool { return p.count(1, provider.KindImm, p.peers[1]) == batch })
+}
+
+// TestStoppedReceiverIsNotOverrun: 10,000 immediates to an owner that does not poll, and then does. The fake aborts when one of them finds
+// no receive, or a completion queue overruns.
+func TestStoppedReceiverIsNotOverrun(t *testing.T) {
+	const burst = 10_000
+	p := newPair(t, verbs.Options{})
+	p.join()
+	_, src := p.memory(0, 4096, 0)
+	_, dst := p.memory(1, 4096, provider.AccessRemoteWrite)
+	key := p.grant(dst, 4096)
+	posted := 0
+	push := func() {
+		for posted < burst {
+			if n, err := p.doms[0].Post([]provider.WR{p.write(src, key, 8)}); err != nil {
+				t.Fatal(err)
+			} else if n == 0 {
+				return
+			}
+			posted++
+		}
+	}
+	// What the receiver has receives for completes, and PeerDepth waits behind it.
+	const window = verbs.MostImms
+	depth := p.doms[0].Caps().PeerDepth
+	outstanding := func() int { return posted - p.count(0, provider.KindWrite, p.peers[0]) }
+	for end := time.Now().Add(hangGuard); posted < window+depth || outstanding() > depth; {
+		push()
+		p.poll(0)
+		if time.Now().After(end) {
+			t.Fatalf("before the receiver polls: %d posted, %d outstanding, want %d and %d", posted, outstanding(), window+depth, depth)
+		}
+	}
+	for range 1000 {
+		push()
+		p.poll(0)
+	}
+	if posted != window+depth {
+		t.Fatalf("before the receiver polls: %d posted, want %d", posted, window+depth)
+	}
+	p.until("all immediates arrive", func() bool { push(); return p.count(1, provider.KindImm, p.peers[1]) == burst })
+}
+
+// TestSharesNeverExceedTheDevice: receives and completions are shared out so that all peers together cannot need more than there is, also
+// when the device has few.
+func TestSharesNeverExceedTheDevice(t *testing.T) {
+	t.Setenv("FAKE_MAX_CQE", "64")
+	p := pairOn(t, onFake(t, verbs.Options{}), provider.Config{MaxPeers: 100})
+	var peers []provider.Peer
+	for {
+		h, _, err := p.doms[0].Offer()
+		if err != nil {
+			break
+		}
+		peers = append(peers, h)
+	}
+	// 12 receives and 14 completions are the least that a peer needs.
+	if len(peers) != 64/14 {
+		t.Fatalf("%d peers share 64 completions, want %d", len(peers), 64/14)
+	}
+	for _, h := range peers {
+		if err := p.doms[0].Disconnect(h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.until("all are gone", func() bool { return len(p.got[0]) == len(peers) })
+	p.join()
+	other := p.another()
+	for i := range 200 { // far more than there are receives
+		for j, h := range []provider.Peer{p.peers[0], other[0]} {
+			p.post(0, provider.WR{Token: uint64(2*i + j), Op: provider.OpWriteImm, Peer: h})
+		}
+	}
+	p.until("all immediates arrive", func() bool {
+		return p.count(1, provider.KindImm, p.peers[1])+p.count(1, provider.KindImm, other[1]) == 400
+	})
+}
+
+// TestWaitingMessagesAreBounded: messages without bytes that nobody takes do not grow the receiver.
+func TestWaitingMessagesAreBounded(t *testing.T) {
+	p := newPair(t, verbs.Options{})
+	p.join()
+	for i := range p.doms[0].Caps().PeerDepth {
+		p.post(0, provider.WR{Token: uint64(i), Op: provider.OpSend, Peer: p.peers[0]})
+	}
+	for range 2000 {
+		p.poll(0)
+		p.poll(1)
+	}
+	if n := p.count(0, provider.KindSend, p.peers[0]); n != 0 {
+		t.Fatalf("%d messages ended without a receive", n)
+	}
+	for i := range p.doms[0].Caps().PeerDepth {
+		p.post(1, provider.WR{Token: uint64(i), Op: provider.OpRecv})
+	}
+	p.until("all are taken", func() bool {
+		return p.count(0, provider.KindSend, p.peers[0]) == p.doms[0].Caps().PeerDepth
+	})
+}
