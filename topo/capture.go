@@ -158,7 +158,7 @@ func writeFolder(m *memory, to string) error {
 	if err != nil {
 		return err
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	for _, name := range m.paths() {
 		at := filepath.FromSlash(name)
 		link, isLink := m.links[name]

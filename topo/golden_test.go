@@ -79,8 +79,15 @@ func sections(h *Host) (string, error) {
 		name string
 		list any
 	}{
-		{"nodes", h.Nodes}, {"gpus", h.GPUs}, {"nics", h.NICs}, {"modules", h.Modules}, {"notes", h.Notes},
-		{"plan of gpus", p.GPUs}, {"plan of nodes", p.Nodes}, {"plan of host", p.Host.Rails}, {"unused", p.Unused},
+		{"nodes", h.Nodes},
+		{"gpus", h.GPUs},
+		{"nics", h.NICs},
+		{"modules", h.Modules},
+		{"notes", h.Notes},
+		{"plan of gpus", p.GPUs},
+		{"plan of nodes", p.Nodes},
+		{"plan of host", p.Host.Rails},
+		{"unused", p.Unused},
 	} {
 		if i > 0 {
 			b.WriteString(",\n")

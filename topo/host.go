@@ -42,7 +42,7 @@ func open(path string) (source, func(), error) {
 		if err != nil {
 			return nil, nil, fmt.Errorf("topology: %w", err)
 		}
-		defer f.Close()
+		defer func() { _ = f.Close() }()
 		m, err := readArchive(f)
 		if err != nil {
 			return nil, nil, fmt.Errorf("topology: %s: %w: want a folder, or an archive as hawser topo capture makes it", path, err)

@@ -283,7 +283,7 @@ func (f *folder) in(name string) (*os.Root, string, error) {
 			return nil, "", err
 		}
 		if f.last != nil {
-			f.last.Close()
+			_ = f.last.Close()
 		}
 		f.name, f.last = dir, next
 	}
@@ -292,9 +292,9 @@ func (f *folder) in(name string) (*os.Root, string, error) {
 
 func (f *folder) close() {
 	if f.last != nil {
-		f.last.Close()
+		_ = f.last.Close()
 	}
-	f.root.Close()
+	_ = f.root.Close()
 }
 
 func (f *folder) file(name string, limit int) ([]byte, error) {
@@ -307,7 +307,7 @@ func (f *folder) file(name string, limit int) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }()
 	return io.ReadAll(io.LimitReader(file, int64(limit)))
 }
 
@@ -319,7 +319,7 @@ func (f *folder) names(name string, limit int) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer dir.Close()
+	defer func() { _ = dir.Close() }()
 	names, err := dir.Readdirnames(limit)
 	if errors.Is(err, io.EOF) {
 		err = nil
