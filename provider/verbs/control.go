@@ -78,7 +78,7 @@ func (d *domain) converse(p *peer) {
 		d.sendRecord(p, &r)
 	}
 	d.submitMessages(p)
-	if p.owesCredit() && c.room(p, creditReserve) {
+	if d.caughtUp && p.owesCredit() && c.room(p, creditReserve) {
 		d.sendRecord(p, &record{kind: recCredit})
 	}
 }
@@ -96,11 +96,14 @@ func (p *peer) owesCredit() bool {
 // hot:
 func (p *peer) immWindow() uint32 { return uint32(p.receives - notifyWindow) }
 
-// sendRecord sends a record with the counts of now.
+// sendRecord sends a record with the counts that the peer may know.
 func (d *domain) sendRecord(p *peer, r *record) {
 	c := &p.control
-	r.imms, r.notifies, r.taken = p.arrived.count, c.heard, p.arrived.taken
-	p.arrived.told, c.toldHeard, p.arrived.toldTaken = r.imms, r.notifies, r.taken
+	if d.caughtUp {
+		p.arrived.told, c.toldHeard = p.arrived.count, c.heard
+	}
+	p.arrived.toldTaken = p.arrived.taken
+	r.imms, r.notifies, r.taken = p.arrived.told, c.toldHeard, p.arrived.taken
 	at := inboxStaging + int(c.sent%stagingSlots)*recordSize
 	r.put((*[recordSize]byte)(p.inbox.mem[at:]))
 	d.notify(p, sendWR{

@@ -75,6 +75,9 @@ type domain struct {
 	errs        fifo[provider.Completion]
 	ready       fifo[provider.Completion] // what arrived, in order
 
+	// No credit is given before everything that has come was counted: who has used more than its credit would get away with it.
+	caughtUp bool
+
 	batch   [batchSize]sendWR
 	batched int
 	touched []*peer             // by the current Post
@@ -92,6 +95,8 @@ const (
 	batchSize = 256
 	// doneBatch is how many completions one crossing takes at most.
 	doneBatch = 64
+	// sendPart of the room for completions is kept for those of sends, in C.
+	sendPart = 4
 	// signalEvery bounds how long the completion of a write waits for that of a later one.
 	signalEvery = 16
 	// lookEvery is after how many Polls timers and the device are asked about when the owner never sleeps.

@@ -240,7 +240,7 @@ func TestCompletionErrors(t *testing.T) {
 			p.post(0, good)
 			p.until("a write completes", func() bool { return p.count(0, provider.KindWrite, p.peers[0]) == 1 })
 			t.Setenv("FAKE_WC_STATUS", tc.status)
-			p.post(0, p.write(src, key, 100), p.write(src, key, 200))
+			p.post(0, p.write(src, key, 100), p.write(src, key, 200)) // the second fails
 			p.until("the writes end", func() bool { return p.count(0, provider.KindWrite, p.peers[0]) == 3 })
 			if c := p.last(0, provider.KindWrite, p.peers[0]); c.Status != tc.want {
 				t.Errorf("the write ended with %v, want %v", c.Status, tc.want)

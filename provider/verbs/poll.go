@@ -66,9 +66,12 @@ func (d *domain) take() int {
 		d.stats.Found++
 		d.stats.Dones += uint64(n)
 	}
+	received := 0
 	for i := range d.dones[:n] {
+		received += int(d.dones[i].flags & doneRecv)
 		d.done(&d.dones[i])
 	}
+	d.caughtUp = received < doneBatch-doneBatch/sendPart
 	return n
 }
 
@@ -252,7 +255,7 @@ func (d *domain) visit(p *peer, out *sink) bool {
 	}
 	d.submitWrites(p)
 	d.converse(p)
-	return !p.writes.deliver(p, out) || !p.msgs.deliver(p, out)
+	return !p.writes.deliver(p, out) || !p.msgs.deliver(p, out) || !d.caughtUp && p.owesCredit()
 }
 
 // settle completes what is outstanding to a peer that is down, and ends its handle when that was asked for; false when out is full.

@@ -4,7 +4,7 @@
 //
 // Faults come from the environment, read at each call: FAKE_<CALL>=<errno> makes a call fail; FAKE_DEVICES is their number (2);
 // FAKE_PORT_STATE, FAKE_VENDOR, FAKE_MAX_CQE, FAKE_MAX_MSG what they say of themselves; FAKE_POST_AFTER=n makes post_send fail
-// after n more requests; FAKE_WC_STATUS=s gives the next write that asks for a completion this status; FAKE_ASYNC=e raises an event.
+// after n more requests; FAKE_WC_STATUS=s gives the next write of 200 bytes this status; FAKE_ASYNC=e raises an event.
 #define _GNU_SOURCE
 #include "../abi.h"
 
@@ -160,7 +160,7 @@ static int execute(struct qp *q)
 		to_error(q);
 		return 1;
 	}
-	if (r->wr.send_flags & ABI_SEND_SIGNALED && env("FAKE_WC_STATUS", 0)) {
+	if (r->wr.num_sge && r->sge.length == 200 && env("FAKE_WC_STATUS", 0)) {
 		finish(q, env("FAKE_WC_STATUS", 0));
 		unsetenv("FAKE_WC_STATUS");
 		to_error(q);

@@ -1,0 +1,112 @@
+//go:build cgo
+
+package verbs_test
+
+import (
+	"encoding/binary"
+	"testing"
+	"time"
+
+	"github.com/hawser-project/hawser/provider"
+	"github.com/hawser-project/hawser/provider/verbs"
+)
+
+// A peer that breaks the protocol costs itself the connection, and nobody else anything.
+
+// wantViolation checks that domain 1 has ended the connection, and serves another one.
+func (p *pair) wantViolation(other [2]provider.Peer) {
+	p.Helper()
+	p.until("the victim ends the connection", func() bool { return p.count(1, provider.KindPeerDown, p.peers[1]) == 1 })
+	if c := p.last(1, provider.KindPeerDown, p.peers[1]); c.Status != provider.StatusProtocol {
+		p.Errorf("the connection ended with %v, want protocol", c.Status)
+	}
+	if n := p.stats(1).Violations; n != 1 {
+		p.Errorf("%d violations are counted, want 1", n)
+	}
+	before := p.count(1, provider.KindImm, other[1])
+	p.post(0, provider.WR{Token: 1 << 40, Op: provider.OpWriteImm, Peer: other[0], Imm: 1})
+	p.until("another connection works", func() bool { return p.count(1, provider.KindImm, other[1]) > before })
+}
+
+func TestBadRecordEndsTheConnection(t *testing.T) {
+	u32 := binary.BigEndian.PutUint32
+	for name, change := range map[string]func(b *[64]byte){
+		"no kind":                 func(b *[64]byte) { b[0] = 0 },
+		"unknown kind":            func(b *[64]byte) { b[0] = 99 },
+		"a second hello":          func(b *[64]byte) { b[0] = byte(verbs.RecHello) },
+		"grant of a far slot":     func(b *[64]byte) { b[0] = byte(verbs.RecGrant); u32(b[16:], 1<<19); u32(b[20:], 1) },
+		"grant without a serial":  func(b *[64]byte) { b[0] = byte(verbs.RecGrant) },
+		"grant that wraps":        func(b *[64]byte) { b[0] = byte(verbs.RecGrant); u32(b[20:], 1); u32(b[32:], 1<<31); u32(b[40:], 1<<31) },
+		"end of an unknown grant": func(b *[64]byte) { b[0] = byte(verbs.RecEnd); u32(b[16:], 7) },
+		"renewal of round 0":      func(b *[64]byte) { b[0] = byte(verbs.RecRenew) },
+		"renewal of round 2":      func(b *[64]byte) { b[0] = byte(verbs.RecRenew); u32(b[16:], 2) },
+		"renewed unasked":         func(b *[64]byte) { b[0] = byte(verbs.RecRenewed) },
+		"credit for immediates":   func(b *[64]byte) { u32(b[4:], 1) },
+		"credit for notes":        func(b *[64]byte) { u32(b[8:], 1000) },
+		"credit taken back":       func(b *[64]byte) { u32(b[8:], 1<<32-1) },
+		"messages never sent":     func(b *[64]byte) { u32(b[12:], 1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPair(t, verbs.Options{})
+			p.join()
+			other := p.another()
+			verbs.Forge(p.doms[0], p.peers[0], change)
+			p.wantViolation(other)
+		})
+	}
+}
+
+func TestBadNotificationEndsTheConnection(t *testing.T) {
+	for name, n := range map[string][2]uint32{
+		"announces nothing": {0, 0}, "unknown": {77, 64}, "short record": {verbs.NoteRecord, 63}, "long record": {verbs.NoteRecord, 65},
+		"long message": {verbs.NoteMessage, provider.MinMaxSend + 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPair(t, verbs.Options{})
+			p.join()
+			other := p.another()
+			verbs.ForgeNote(p.doms[0], p.peers[0], n[0], n[1])
+			p.wantViolation(other)
+		})
+	}
+}
+
+// TestWindowsAreEnforced: who uses more receives than it was given takes them from others.
+func TestWindowsAreEnforced(t *testing.T) {
+	t.Run("immediates", func(t *testing.T) {
+		p := newPair(t, verbs.Options{})
+		p.join()
+		other := p.another()
+		for sent := 0; sent < 2*verbs.MostImms; { // before the victim says anything
+			verbs.ForgeCredit(p.doms[0], p.peers[0])
+			n, err := p.doms[0].Post([]provider.WR{{Token: uint64(sent), Op: provider.OpWriteImm, Peer: p.peers[0]}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			sent += n
+			p.poll(0)
+		}
+		for end := time.Now().Add(hangGuard); p.count(0, provider.KindWrite, p.peers[0]) < 2*verbs.MostImms; p.poll(0) {
+			if time.Now().After(end) {
+				t.Fatal("the immediates are not sent")
+			}
+		}
+		p.wantViolation(other)
+		if n := p.count(1, provider.KindImm, p.peers[1]); n > verbs.MostImms {
+			t.Errorf("%d immediates of a peer that was granted %d were delivered", n, verbs.MostImms)
+		}
+	})
+	t.Run("notifications", func(t *testing.T) {
+		p := newPair(t, verbs.Options{})
+		p.join()
+		other := p.another()
+		for range 20 {
+			verbs.ForgeCredit(p.doms[0], p.peers[0])
+			verbs.ForgeNote(p.doms[0], p.peers[0], verbs.NoteMessage, 0)
+			for p.poll(0); !verbs.Sent(p.doms[0], p.peers[0]); {
+				p.poll(0)
+			}
+		}
+		p.wantViolation(other)
+	})
+}
