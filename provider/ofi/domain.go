@@ -52,6 +52,8 @@ type domain struct {
 	rail      *rail
 	info      *info
 	private   bool   // each connection has an endpoint of its own; see doc.go
+	inert     bool   // closing an endpoint does not take its writes back: they are waited for
+	fragile   bool   // an endpoint must outlive those of this process that know it; see park.go
 	hardware  bool   // a NIC does the work
 	virtual   bool   // remote addresses are virtual ones
 	provKey   bool   // the provider chooses keys
@@ -61,6 +63,7 @@ type domain struct {
 
 	ctl     unsafe.Pointer // endpoint of control messages, and of writes unless private
 	ctlName []byte
+	parked  []unsafe.Pointer // endpoints
 	self    hostID
 
 	peers       []*peer
@@ -139,7 +142,7 @@ func (n network) open(dev provider.Device, cfg provider.Config) (provider.Domain
 	}
 	d := &domain{
 		name: n.Name() + " " + dev.Name, bell: cfg.Bell, info: i,
-		private: about.software, hardware: !about.software,
+		private: about.software, hardware: !about.software, inert: !about.software || about.acks, fragile: about.acks,
 		virtual: i.desc.mr_mode&mrVirtual != 0, provKey: i.desc.mr_mode&mrProvKey != 0,
 		acks:        about.acks,
 		peers:       make([]*peer, peers),
@@ -177,6 +180,9 @@ func (d *domain) start() (err error) {
 	}
 	if d.rail, err = openRail(d.info, queueDepth, len(d.peers), !d.private); err != nil {
 		return fmt.Errorf("%w: %w", provider.ErrUnavailable, err)
+	}
+	if d.fragile {
+		graveyard.enter()
 	}
 	if d.ctl, d.ctlName, err = d.rail.endpoint(d.hardware); err != nil {
 		return fmt.Errorf("%w: %w", provider.ErrUnavailable, err)
@@ -279,20 +285,15 @@ func (d *domain) free() (err error) {
 		}
 	}
 	if d.rail != nil {
-		if d.ctl != nil {
-			err = errors.Join(err, d.rail.closeEndpoint(d.ctl))
-		}
 		for i := range d.regs {
 			if d.regs[i].id != 0 {
 				err = errors.Join(err, d.rail.deregister(d.regs[i].local))
+				d.regs[i].drop()
 			}
 		}
-		err = errors.Join(err, d.notes.close(d), d.rail.deregister(d.scratch), d.rail.close())
+		err = errors.Join(err, d.notes.close(d), d.rail.deregister(d.scratch))
 	}
-	d.info.free()
-	for _, b := range d.arenas {
-		err = errors.Join(err, unix.Munmap(b))
-	}
+	err = errors.Join(err, d.bury(d.remains()))
 	d.arenas, d.rail, d.ctl, d.peers, d.regs, d.page = nil, nil, nil, nil, nil, nil
 	d.dests, d.batch, d.entries, d.slabs = nil, nil, nil, nil
 	return err

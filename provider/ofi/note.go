@@ -148,7 +148,7 @@ func (d *domain) write(p *peer, n note) *op {
 	p.to.refs++
 	b.meta[i] = noteMeta{to: p.to, handle: p.handle, deadline: d.now + byeNanos}
 	o.dest = p.to.dest
-	head(buf, n, p.remote.handle, token(&p.remote.secret))
+	head(buf, n, p.remote.handle, p.toThem)
 	body := buf[noteHead:noteHead]
 	switch n.kind {
 	case noteHello:
@@ -190,8 +190,14 @@ func head(buf []byte, n note, to provider.Peer, token uint64) {
 }
 
 // goodbye tells the other side that the connection has ended.
+//
+// Where writes are waited for it is also the answer to the other side's: from here on its memory is not read.
 func (d *domain) goodbye(p *peer) {
-	d.last(p.to, note{kind: noteBye}, p.remote.handle, token(&p.remote.secret))
+	if p.to == nil || p.parted || p.bye && !d.inert {
+		return
+	}
+	p.parted = true
+	d.last(p.to, note{kind: noteBye}, p.remote.handle, p.toThem)
 }
 
 // last sends a message that is about no connection of ours; it is lost where there is no buffer for it.
@@ -248,7 +254,7 @@ func (d *domain) heard(o *op, n uint64) {
 		d.hear(p, m)
 		return
 	}
-	if p == nil || binary.LittleEndian.Uint64(buf[8:]) != token(&p.secret) || p.to == nil {
+	if p == nil || binary.LittleEndian.Uint64(buf[8:]) != p.toUs || p.to == nil {
 		d.unknown++
 		return
 	}
@@ -375,7 +381,7 @@ func (d *domain) hear(p *peer, m message) {
 	h := hello{handle: provider.Peer(m.a), secret: [secretSize]byte(m.body[secretSize:])}
 	name := m.body[fixed:]
 	if p == nil || p.spent || p.failing || p.phase != offered && p.phase != waiting || !bytes.Equal(m.body[:secretSize], p.secret[:]) {
-		d.refuse(h, name)
+		d.refuse(h, [secretSize]byte(m.body), name)
 		return
 	}
 	p.spent, p.hello = true, h
@@ -388,7 +394,7 @@ func (d *domain) hear(p *peer, m message) {
 func (d *domain) answer(p *peer) {
 	if p.hello.secret != p.remote.secret || p.hello.handle != p.remote.handle {
 		d.refused++
-		d.last(p.to, note{kind: noteRefuse}, p.hello.handle, token(&p.hello.secret))
+		d.last(p.to, note{kind: noteRefuse}, p.hello.handle, token(&p.hello.secret, &p.secret))
 		p.bye = true // the one that was expected never spoke
 		d.fail(p, provider.StatusRefused, 0)
 		return
@@ -398,13 +404,13 @@ func (d *domain) answer(p *peer) {
 }
 
 // refuse answers a greeting that nobody waits for.
-func (d *domain) refuse(h hello, name []byte) {
+func (d *domain) refuse(h hello, claim [secretSize]byte, name []byte) {
 	d.refused++
 	t, err := d.targetOf(name)
 	if err != nil {
 		return
 	}
-	d.last(t, note{kind: noteRefuse}, h.handle, token(&h.secret))
+	d.last(t, note{kind: noteRefuse}, h.handle, token(&h.secret, &claim))
 	d.leave(t)
 }
 

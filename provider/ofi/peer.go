@@ -4,6 +4,7 @@ package ofi
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/binary"
 	"slices"
 	"time"
@@ -44,6 +45,7 @@ type peer struct {
 	failing  bool // in domain.dying
 	hungry   bool // in domain.early
 	bye      bool // the other side has gone or knows
+	parted   bool // the other side was told
 	told     bool // KindPeerDown was given out
 	reached  bool // libfabric has delivered a control message to the other side
 	status   provider.Status
@@ -51,9 +53,10 @@ type peer struct {
 	deadline int64 // of the phases waiting, greeting, ending
 	grace    int64 // when failing: until then the other side may say why
 
-	secret [secretSize]byte
-	remote offer // what Connect was given
-	hello  hello // what came before Connect
+	secret       [secretSize]byte
+	remote       offer  // what Connect was given
+	hello        hello  // what came before Connect
+	toThem, toUs uint64 // tokens
 
 	to    *target
 	data  *dest
@@ -192,7 +195,7 @@ func (d *domain) Connect(h provider.Peer, remote provider.Addr, active bool) err
 	if err := d.aim(p, o); err != nil {
 		return d.errorf("connect peer %#x: %w: %w", h, provider.ErrUnavailable, err)
 	}
-	p.remote = o
+	p.remote, p.toThem, p.toUs = o, token(&o.secret, &p.secret), token(&p.secret, &o.secret)
 	d.watch(p)
 	p.deadline = d.clock() + int64(provider.ConnectTimeout-connectSlack)
 	d.connecting = append(d.connecting, p)
@@ -336,19 +339,22 @@ func (d *domain) settle() {
 		}
 	}
 	d.drain()
-	for _, p := range d.dying {
-		if d.private && d.mayEnd(p) {
-			_ = d.closePeer(p)
+	if !d.inert {
+		for _, p := range d.dying {
+			if d.mayEnd(p) {
+				_ = d.closePeer(p)
+			}
 		}
+		d.drain()
 	}
-	d.drain()
 	d.dying = slices.DeleteFunc(d.dying, func(p *peer) bool {
-		if !d.mayEnd(p) || d.private && p.ep != nil { // the last drain has shown that it is over
+		if !d.mayEnd(p) || !d.inert && p.ep != nil { // the last drain has shown that it is over
 			return false
 		}
 		d.flushQueue(p)
-		if p.inflight > 0 && !d.private {
-			p.phase, p.deadline = ending, d.now+int64(drainBound)
+		if d.inert && p.inflight > 0 {
+			p.phase, p.deadline = ending, d.now+int64(d.caps.DrainBound)
+			d.goodbye(p)
 			d.ending = append(d.ending, p)
 		} else {
 			d.end(p)
@@ -376,14 +382,22 @@ func (d *domain) ungrantAll(p *peer) {
 // closePeer closes the connection's own endpoint: libfabric then reads and writes no memory for it.
 func (d *domain) closePeer(p *peer) (err error) {
 	d.ungrantAll(p)
-	if p.ep != nil {
-		err = d.rail.closeEndpoint(p.ep)
-		p.ep = nil
-	}
-	if p.data != nil && d.private {
-		d.rail.remove(p.data.addr)
+	if p.data != nil {
 		d.forgetStuck(p.data)
-		d.freeDest(p.data)
+	}
+	switch {
+	case p.ep == nil:
+	case d.fragile && p.remote.host == d.self:
+		d.parked = append(d.parked, p.ep) // with its address
+	default:
+		err = d.rail.closeEndpoint(p.ep)
+		if p.data != nil {
+			d.rail.remove(p.data.addr)
+			d.freeDest(p.data)
+		}
+	}
+	p.ep = nil
+	if d.private {
 		p.data = nil
 	}
 	if p.pidfd >= 0 {
@@ -407,17 +421,18 @@ func (d *domain) end(p *peer) {
 		}
 	}
 	d.abandon(p)
+	if d.inert {
+		_ = d.closePeer(p)
+	}
 	if p.pidfd >= 0 {
 		d.unwatch(p)
 	}
-	if p.inflight == 0 || d.private {
+	if !d.inert || p.inflight == 0 && !p.ack.busy {
 		d.slabs = append(d.slabs, p.slab) // else writes that never ended keep it
 	}
 	p.ops, p.slab, p.nfree, p.inflight, p.ack = nil, nil, 0, 0, acking{}
 	p.phase = down
-	if !p.bye && p.to != nil {
-		d.goodbye(p)
-	}
+	d.goodbye(p)
 	d.out.push(provider.Completion{Peer: p.handle, Kind: provider.KindPeerDown, Status: p.status, Detail: p.detail})
 	if p.to != nil {
 		d.leave(p.to)
@@ -437,5 +452,8 @@ func (d *domain) finish(p *peer) {
 	d.live--
 }
 
-// token is what proves to the other side that a control message is of its peer.
-func token(secret *[secretSize]byte) uint64 { return binary.LittleEndian.Uint64(secret[:]) }
+// token is what proves to a side, with its secret first, that a control message is of its peer, and about this connection.
+func token(to, from *[secretSize]byte) uint64 {
+	sum := sha256.Sum256(append(to[:], from[:]...))
+	return binary.LittleEndian.Uint64(sum[:])
+}

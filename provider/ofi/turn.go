@@ -237,7 +237,7 @@ func (d *domain) drain() {
 // endQuiet ends the connections of a shared endpoint whose writes have all come back.
 func (d *domain) endQuiet() {
 	d.ending = slices.DeleteFunc(d.ending, func(p *peer) bool {
-		if p.inflight > 0 && d.now < p.deadline {
+		if p.inflight > 0 && d.now < p.deadline && !p.bye {
 			return false
 		}
 		d.drain()
