@@ -149,13 +149,22 @@ func (d *domain) refuseCounted(p *peer, rkey uint64) {
 	a.n = keep
 }
 
-// judge ends the connections of which a long write was dropped: libfabric then completes nothing that was posted later.
+// judge ends the connections of which a write was dropped because its key had ended, where libfabric does not tell the writer. Over shm
+// everything that was posted later waits behind it; what had arrived before is known here already, as the other side's message about the
+// key came after it. Datagrams may be under way for a while.
 func (d *domain) judge() {
 	d.drain()
-	for _, p := range d.suspects {
-		if p.phase == up && slices.ContainsFunc(p.ops, func(o op) bool { return (o.kind == opWrite || o.kind == opWriteData) && o.outcome == dead }) {
-			d.fail(p, provider.StatusAccess, 0)
+	d.suspects = slices.DeleteFunc(d.suspects, func(p *peer) bool {
+		if p.phase != up || !slices.ContainsFunc(p.ops, dropped) {
+			return true
 		}
-	}
-	d.suspects = d.suspects[:0]
+		if d.now < p.suspect {
+			return false
+		}
+		d.fail(p, provider.StatusAccess, 0)
+		return true
+	})
 }
+
+// dropped reports whether the key of a write that is under way has ended.
+func dropped(o op) bool { return (o.kind == opWrite || o.kind == opWriteData) && o.outcome == dead }

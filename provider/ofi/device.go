@@ -24,6 +24,7 @@ var software = []string{"tcp", "udp", "shm", "sm2", "sockets", "net", "lnx", "of
 type device struct {
 	dev      provider.Device
 	software bool
+	lossy    bool // over datagrams
 	acks     bool // see ack.go
 	noLen    bool // it reports every write with data as one of 0 bytes
 }
@@ -137,7 +138,8 @@ func isSoftware(layers string) bool {
 func (n network) describe(i *info) (d device, ok bool) {
 	s := &i.desc
 	prov, domain := text(&s.provider), text(&s.domain)
-	d.software, d.noLen, d.acks = isSoftware(prov), prov == "net", prov == "shm"
+	d.software, d.lossy = isSoftware(prov), strings.Contains(prov, "ofi_rxd")
+	d.noLen, d.acks = prov == "net", prov == "shm"
 	if n.Provider == "" && (d.software || s.has_nic == 0 || strings.HasPrefix(prov, "verbs")) || s.data_size < 4 || s.mr_mode&mrEndpoint != 0 {
 		return d, false
 	}

@@ -37,6 +37,8 @@ const (
 	noteRecvs  = 256  // and that may arrive before they are looked at
 	// drainBound covers the writes that are under way on hardware when its peer goes silent.
 	drainBound = 5 * time.Second
+	// datagramPatience covers some retransmissions of ofi_rxd.
+	datagramPatience = 300 * time.Millisecond
 )
 
 var _ provider.Domain = (*domain)(nil)
@@ -51,15 +53,17 @@ type domain struct {
 
 	rail      *rail
 	info      *info
-	private   bool   // each connection has an endpoint of its own; see doc.go
-	inert     bool   // closing an endpoint does not take its writes back: they are waited for
-	fragile   bool   // an endpoint must outlive those of this process that know it; see park.go
-	hardware  bool   // a NIC does the work
-	virtual   bool   // remote addresses are virtual ones
-	provKey   bool   // the provider chooses keys
-	flags     uint64 // of writes
-	plainKind opKind // of a write without an immediate
-	acks      bool   // short writes are acknowledged by the receiver's Domain; see ack.go
+	private   bool          // each connection has an endpoint of its own; see doc.go
+	inert     bool          // closing an endpoint does not take its writes back: they are waited for
+	silent    bool          // libfabric does not tell the writer that its key was refused
+	patience  time.Duration // with a write that may have been dropped so
+	fragile   bool          // an endpoint must outlive those of this process that know it; see park.go
+	hardware  bool          // a NIC does the work
+	virtual   bool          // remote addresses are virtual ones
+	provKey   bool          // the provider chooses keys
+	flags     uint64        // of writes
+	plainKind opKind        // of a write without an immediate
+	acks      bool          // short writes are acknowledged by the receiver's Domain; see ack.go
 
 	ctl     unsafe.Pointer // endpoint of control messages, and of writes unless private
 	ctlName []byte
@@ -142,12 +146,15 @@ func (n network) open(dev provider.Device, cfg provider.Config) (provider.Domain
 	}
 	d := &domain{
 		name: n.Name() + " " + dev.Name, bell: cfg.Bell, info: i,
-		private: about.software, hardware: !about.software, inert: !about.software || about.acks, fragile: about.acks,
+		private: about.software, hardware: !about.software, inert: !about.software || about.acks, fragile: about.acks, silent: about.acks || about.lossy,
 		virtual: i.desc.mr_mode&mrVirtual != 0, provKey: i.desc.mr_mode&mrProvKey != 0,
 		acks:        about.acks,
 		peers:       make([]*peer, peers),
 		generations: make([]uint16, peers),
 		targets:     map[string]*target{},
+	}
+	if about.lossy {
+		d.patience = datagramPatience
 	}
 	d.plainKind = opWriteData
 	if !d.acks {

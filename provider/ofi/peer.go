@@ -52,6 +52,7 @@ type peer struct {
 	detail   uint32
 	deadline int64 // of the phases waiting, greeting, ending
 	grace    int64 // when failing: until then the other side may say why
+	suspect  int64 // in domain.suspects: until then writes under a key that has ended may complete
 
 	secret       [secretSize]byte
 	remote       offer  // what Connect was given
@@ -368,7 +369,7 @@ func (d *domain) mayEnd(p *peer) bool {
 	if p.grace == 0 || p.bye || p.released || d.now >= p.grace {
 		return true
 	}
-	return slices.ContainsFunc(p.ops, func(o op) bool { return (o.kind == opWrite || o.kind == opWriteData) && o.outcome == dead })
+	return slices.ContainsFunc(p.ops, dropped)
 }
 
 // ungrantAll ends all grants of p.

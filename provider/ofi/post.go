@@ -382,7 +382,8 @@ func (d *domain) unlearn(p *peer, id uint64) {
 	for i := range p.ops {
 		if o := &p.ops[i]; (o.kind == opWrite || o.kind == opWriteData) && o.rkey == k.rkey && o.len > 0 && o.outcome != acked {
 			o.outcome = dead
-			if d.acks && !slices.Contains(d.suspects, p) {
+			if d.silent && !slices.Contains(d.suspects, p) {
+				p.suspect = d.now + int64(d.patience)
 				d.suspects = append(d.suspects, p)
 			}
 		}

@@ -84,7 +84,7 @@ func (d *domain) Arm() bool {
 	}
 	d.slow()
 	d.turn()
-	if d.moved || d.out.len() > 0 || len(d.dying) > 0 || d.dead != nil {
+	if d.moved || d.out.len() > 0 || d.dead != nil {
 		d.sleep.nap = 0
 		return true
 	}
@@ -128,6 +128,12 @@ func (s *sleeper) due(d *domain) time.Duration {
 	}
 	if len(d.connecting) > 0 {
 		sooner(handshakeNap)
+	}
+	for _, p := range d.suspects {
+		sooner(time.Duration(p.suspect - d.now))
+	}
+	for _, p := range d.dying { // wait for the other side's reason
+		sooner(time.Duration(p.grace - d.now))
 	}
 	for _, p := range d.ending {
 		sooner(time.Duration(p.deadline - d.now))
