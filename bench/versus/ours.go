@@ -8,6 +8,7 @@ import (
 	"io"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -27,12 +28,15 @@ func Drive(ctx context.Context, name string, receiver proc.Spec, in io.Reader, o
 	case Ours:
 		return serve(&ours{ctx: ctx, spec: receiver}, in, out)
 	case oursOFI:
-		return serve(&ours{ctx: ctx, spec: receiver, over: "ofi:"}, in, out)
+		return serve(&ours{ctx: ctx, spec: receiver, over: overOFI}, in, out)
 	case iperf3Name:
 		return serve(&iperf3{ctx: ctx}, in, out)
 	}
 	return fmt.Errorf("versus: driver %q is unknown", name)
 }
+
+// overOFI is before the name of a network of libfabric.
+const overOFI = "ofi:"
 
 // Immediates of ours.
 const (
@@ -81,9 +85,11 @@ func (s *side) open(ctx context.Context, o Opening, imm uint32) (hello, error) {
 	if err != nil {
 		return hello{}, err
 	}
-	s.eng, err = hawser.Open(ctx, hawser.Options{
-		Name: "versus", Providers: []provider.Provider{p}, Require: o.Transport, PeerTimeout: stoppedTimeout,
-	})
+	opts := hawser.Options{Name: "versus", Providers: []provider.Provider{p}, Require: o.Transport, PeerTimeout: stoppedTimeout}
+	if strings.HasPrefix(o.Transport, overOFI) {
+		opts.Poll = hawser.PollBusy // as the loop in C that it is beside
+	}
+	s.eng, err = hawser.Open(ctx, opts)
 	if err != nil {
 		return hello{}, err
 	}
@@ -244,7 +250,7 @@ func (d *ours) open(o Opening) (reply, error) {
 		how += ", pools of private anonymous memory that Register took"
 	}
 	if d.over != "" {
-		how = "provider " + o.Transport + "; " + how
+		return reply{Name: Ours, Settings: "provider " + o.Transport + ", PollBusy; " + how + "; one rail"}, nil
 	}
 	return reply{Name: Ours, Settings: how + "; one rail, default Options"}, nil
 }
