@@ -52,6 +52,7 @@ const (
 	// In flight. Enough to keep both sides busy, few enough to stay in a cache.
 	windowBytes  = 8 << 20
 	windowBlocks = 2048 // as many of small ones: what queues hold
+	countedBelow = 64   // bytes of a block whose result is blocks a second
 	maxBatch     = 256
 
 	// Bounds of what a caller may ask for: 8 bytes a slot are kept, and a sample is seconds.

@@ -25,9 +25,9 @@ type Row struct {
 	Why      string   `json:"why,omitempty"` // it could not be installed, run or believed
 	Samples  []Sample `json:"samples,omitempty"`
 
-	Unit  string       `json:"unit"`  // of Value: GB/s (10^9 bytes), us one way, or M/s (10^6 messages)
+	Unit  string       `json:"unit"`  // of Value: GB/s (10^9 bytes), us one way, or M/s (10^6 messages, or blocks of less than 64 bytes)
 	Value bench.Spread `json:"value"` // over the rounds; of Latency the p50
-	// CPU is the median over the rounds: seconds per GiB of Pages, microseconds per round trip or message otherwise.
+	// CPU is the median over the rounds: seconds per GiB where Unit is GB/s, microseconds per round trip, message or block otherwise.
 	CPU float64 `json:"cpu"`
 
 	// Ratio is the median over the rounds of ours / theirs: higher is better, but for Latency lower is. 0 for ours. With Beside it is
@@ -59,31 +59,34 @@ type Report struct {
 
 // value is what a sample of a case comes to in the row's unit.
 func (c Case) value(s Sample) float64 {
-	switch c.Scenario {
-	case Latency:
+	switch {
+	case c.Scenario == Latency:
 		return s.P50
-	case Rate:
+	case c.counted():
 		return float64(c.Count) / s.Seconds / 1e6
 	}
 	return float64(c.bytes()) / s.Seconds / 1e9
 }
 
 func (c Case) unit() string {
-	switch c.Scenario {
-	case Latency:
+	switch {
+	case c.Scenario == Latency:
 		return "us"
-	case Rate:
+	case c.counted():
 		return "M/s"
 	}
 	return "GB/s"
 }
 
+// counted reports whether the result is messages or blocks a second: bytes say nothing of small ones.
+func (c Case) counted() bool { return c.Scenario == Rate || c.Size < countedBelow }
+
 // cpu is the processor time of a sample per GiB, or in microseconds per message.
 func (c Case) cpu(s Sample) float64 {
-	switch c.Scenario {
-	case Latency:
+	switch {
+	case c.Scenario == Latency:
 		return s.CPU / float64(c.Pings) * 1e6
-	case Rate:
+	case c.counted():
 		return s.CPU / float64(c.Count) * 1e6
 	}
 	return s.CPU / (float64(c.bytes()) / (1 << 30))

@@ -122,7 +122,7 @@ func printVersus(u *ui, results []versus.Result) {
 				if i == 0 {
 					work = r.Case.Name() + ", " + size(r.Case.Size).String()
 				}
-				cells = append(cells, versusCells(work, r.Case, row))
+				cells = append(cells, versusCells(work, row))
 				notes = addNote(notes, row)
 			}
 		}
@@ -136,7 +136,7 @@ func printVersus(u *ui, results []versus.Result) {
 	}
 }
 
-func versusCells(work string, k versus.Case, row versus.Row) []string {
+func versusCells(work string, row versus.Row) []string {
 	if row.Why != "" {
 		return []string{work, row.Peer, "", "", "", "", row.Why}
 	}
@@ -147,7 +147,7 @@ func versusCells(work string, k versus.Case, row versus.Row) []string {
 			ratio += " of " + row.Beside
 		}
 	}
-	if k.Scenario == versus.Pages {
+	if row.Unit == "GB/s" {
 		cpu = fmt.Sprintf("%.3f s/GiB", row.CPU)
 	}
 	return []string{work, row.Peer, spreadText(row.Value, "%.2f"), row.Unit, ratio, cpu, ""}
