@@ -15,7 +15,7 @@ type doctorCmd struct {
 	Memory   size          `default:"1GiB" help:"How much memory is meant to be registered with NICs (default: ${default})."`
 	Provider []network     `placeholder:"NAME" help:"Networks to send over, within this host: ${networks} (default: all that can be used)."`
 	Timeout  time.Duration `default:"10s" help:"How long each of these may take (default: ${default})."`
-	Device   string        `hidden:""` // of a child
+	Device   []string      `placeholder:"NAME" help:"Devices to send over, of those that hawser topo lists (default: all of a network)."`
 }
 
 // Help is shown below the first line of the help.

@@ -54,6 +54,9 @@ func (c *doctorCmd) loopbacks(ctx context.Context, u *ui, n network) []doctor.Li
 		return []doctor.Line{line(doctor.Fail, "", "%v", err)}
 	}
 	devices, err := p.Devices(ctx)
+	if err == nil && len(c.Device) > 0 {
+		devices = slices.DeleteFunc(devices, func(d provider.Device) bool { return !slices.Contains(c.Device, d.Name) })
+	}
 	if err == nil && len(devices) == 0 {
 		err = errors.New("no device")
 	}
@@ -97,7 +100,7 @@ func (c *doctorCmd) loopback(ctx context.Context, parent *proc.Parent) error {
 	if err != nil {
 		return err
 	}
-	o := hawser.Options{Providers: []provider.Provider{p}, Require: p.Name(), Rails: []hawser.Rail{{Provider: p.Name(), Device: c.Device}}}
+	o := hawser.Options{Providers: []provider.Provider{p}, Require: p.Name(), Rails: []hawser.Rail{{Provider: p.Name(), Device: c.Device[0]}}}
 	var pair [2]*hawser.Engine
 	for i := range pair {
 		if pair[i], err = hawser.Open(ctx, o); err != nil {
