@@ -86,7 +86,7 @@ func (c *doctorCmd) child(ctx context.Context, n network, d provider.Device) (r 
 	if err != nil {
 		return r, err
 	}
-	defer child.Stop(closeTimeout) // it has said all that it has to say
+	defer func() { _ = child.Stop(closeTimeout) }() // it has said all that it has to say
 	m, err := child.Next(ctx)
 	if err != nil {
 		return r, err

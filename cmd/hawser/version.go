@@ -77,7 +77,7 @@ func linkageOf(path string) linkage {
 	if err != nil {
 		return linkage{Linking: "unknown"}
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	symbols, err := f.ImportedSymbols() // an error: there is no table of them
 	if err != nil || len(symbols) == 0 {
 		return linkage{Linking: "static"}

@@ -327,17 +327,13 @@ func TestWhatIsNotKnownIsSkipped(t *testing.T) {
 
 // TestCapturedMachines compares what is said of the machines that package topo keeps.
 func TestCapturedMachines(t *testing.T) {
-	archives, err := filepath.Glob("../../topo/testdata/*.tar.gz")
-	if err != nil || len(archives) == 0 {
-		t.Fatalf("no machines: %v", err)
-	}
-	for _, archive := range archives {
-		f, err := Gather(archive, 1<<30)
+	for _, name := range []string{"amd-mi300x", "arm-gh200", "aws-p5", "aws-p5en", "container", "hgx-h100", "roce-server", "soft-roce-vm"} {
+		f, err := Gather("../../topo/testdata/"+name+".tar.gz", 1<<30)
 		if err != nil {
 			t.Fatal(err)
 		}
 		lines := slices.DeleteFunc(Check(f), func(l Line) bool { return strings.HasSuffix(l.Found, "not known of a captured machine") })
-		compare(t, "captured-"+strings.TrimSuffix(filepath.Base(archive), ".tar.gz"), Text(lines))
+		compare(t, "captured-"+name, Text(lines))
 	}
 }
 

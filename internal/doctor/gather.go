@@ -67,7 +67,7 @@ func (t tree) text(name string) string {
 	if err != nil {
 		return ""
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }()
 	b, err := io.ReadAll(io.LimitReader(file, maxFile))
 	if err != nil {
 		return ""

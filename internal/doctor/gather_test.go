@@ -238,6 +238,7 @@ func TestCountsOfTheKernelAreRead(t *testing.T) {
 	if done, err := parseDump(message(unix.NLMSG_ERROR, eperm), &all); !done || err == nil || !strings.Contains(err.Error(), "operation not permitted") {
 		t.Errorf("done %v, error %v", done, err)
 	}
+	attrs([]byte{200, 0, 1, 0, 0, 0, 0, 0}, func(uint16, []byte) { t.Error("an attribute longer than what holds it was seen") })
 	for n := range dump { // cut off anywhere: an error, or less
 		var some []InUse
 		if _, err := parseDump(dump[:n], &some); err == nil && len(some) > 1 {
