@@ -327,7 +327,7 @@ func TestWhatIsNotKnownIsSkipped(t *testing.T) {
 
 // TestCapturedMachines compares what is said of the machines that package topo keeps.
 func TestCapturedMachines(t *testing.T) {
-	for _, name := range []string{"amd-mi300x", "arm-gh200", "aws-p5", "aws-p5en", "container", "hgx-h100", "roce-server", "soft-roce-vm"} {
+	for _, name := range []string{"amd-mi300x", "arm-gh200", "aws-p5", "aws-p5en", "container", "hgx-h100", "roce-server", "rxe-captured", "soft-roce-vm"} {
 		f, err := Gather("../../topo/testdata/"+name+".tar.gz", 1<<30)
 		if err != nil {
 			t.Fatal(err)
