@@ -339,6 +339,14 @@ func TestPathWithOneWorkingLink(t *testing.T) {
 	if l := d.links(); !l[0].Ready || l[1].Ready {
 		t.Fatalf("links: %+v", l)
 	}
+	for _, p := range []*Peer{d.a.known(d.b.id), d.b.known(d.a.id)} {
+		s := p.cur.Load()
+		s.mu.Lock()
+		if s.told != 1 { // of link 1 nothing was known when the session was up
+			t.Errorf("the session has waited for a link that leads nowhere: %b", s.told)
+		}
+		s.mu.Unlock()
+	}
 	d.stream(2, func(int) {})
 	fabric.Heal("a/nic1", "b/nic1")
 	d.await("both links are up", func() bool { l := d.links(); return l[0].Ready && l[1].Ready })

@@ -200,24 +200,32 @@ func (s *session) connect(rp *rail.Peer, remote []wire.Link, active bool) (fault
 	return ""
 }
 
-// waitLinks waits until each link is up or has failed, and at least one is up: the others are tried again later. fault says why none is.
-// An error means that the session has ended.
+// lateLinks is for how long a session that has a link waits for those that have neither come up nor failed: of many cards one may lead
+// nowhere, and it takes seconds to find that out. They join when they are there.
+const lateLinks = time.Second
+
+// waitLinks waits until each link is up or has failed, or some are late, and at least one is up: the others are tried again later. fault says
+// why none is. An error means that the session has ended.
 func (s *session) waitLinks(ctx context.Context) (fault string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, provider.ConnectTimeout+time.Second) // the provider's own limit comes first
 	defer cancel()
-	for {
+	late := time.NewTimer(lateLinks)
+	defer late.Stop()
+	for patient := true; ; {
 		s.mu.Lock()
 		known, up, fault, wake := bits.OnesCount64(s.told) >= s.want, s.inService.Load() > 0, s.fault, s.wake
 		s.mu.Unlock()
 		switch {
 		case known && !up:
 			return fault, nil
-		case known:
+		case known, up && !patient:
 			s.linked.Store(true)
 			return "", nil
 		}
 		select {
 		case <-wake:
+		case <-late.C:
+			patient = false
 		case <-s.ctx.Done():
 			return "", s.cause()
 		case <-ctx.Done():
