@@ -232,7 +232,7 @@ func TestUnknownNetworkNamesWhatThereIs(t *testing.T) {
 		"requirement": {Require: "efa"},
 	} {
 		_, err := hawser.Open(testContext(t), o)
-		if !errors.Is(err, hawser.ErrInvalid) || !strings.Contains(err.Error(), "efa: ") || !strings.Contains(err.Error(), "there are shm, tcp") {
+		if !errors.Is(err, hawser.ErrInvalid) || !strings.Contains(err.Error(), "efa: ") || !strings.Contains(err.Error(), "there are shm, verbs, ofi, tcp") {
 			t.Errorf("unknown %s: %v", name, err)
 		}
 	}

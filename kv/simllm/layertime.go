@@ -59,10 +59,13 @@ func ParseLayerTime(s string) (LayerTime, error) {
 	return t, t.check()
 }
 
+// longestLayer is the most that a layer takes, and that a term may be, in milliseconds: an hour, which nobody waits for.
+const longestLayer = 3.6e6
+
 func (t LayerTime) check() error {
 	for _, v := range []float64{t.A, t.B, t.G} {
-		if !(v >= 0) || math.IsInf(v, 0) {
-			return fmt.Errorf("layer time %s: a term is %v, want 0 or more", t, v)
+		if !(v >= 0 && v <= longestLayer) {
+			return fmt.Errorf("layer time %g,%g,%g: a term is %v, want 0 or more and at most %g", t.A, t.B, t.G, v, longestLayer)
 		}
 	}
 	if t == (LayerTime{}) {
@@ -73,8 +76,8 @@ func (t LayerTime) check() error {
 
 // String is what ParseLayerTime reads.
 func (t LayerTime) String() string {
-	if t.B == 0 && t.G == 0 {
-		return time.Duration(math.Round(t.A * 1e6)).String()
+	if d := time.Duration(math.Round(t.A * 1e6)); t.B == 0 && t.G == 0 && float64(d)/1e6 == t.A {
+		return d.String()
 	}
 	return fmt.Sprintf("%g,%g,%g", t.A, t.B, t.G)
 }
@@ -89,5 +92,5 @@ func (t LayerTime) pass(chunks ...chunk) time.Duration {
 		s, c := float64(k.s), float64(k.c)
 		ms += t.B*c + t.G*c*(s+c/2)
 	}
-	return time.Duration(ms * float64(time.Millisecond))
+	return time.Duration(min(ms, longestLayer) * float64(time.Millisecond))
 }
