@@ -29,6 +29,7 @@ demo: build
 
 test:
 	@sh .ci/need ip iproute2
+	@sh .ci/need fi_info libfabric-bin
 	$(TESTSUM) -name test -- $(TESTFLAGS) ./...
 
 # The verbs provider and engines over it, in virtual machines with soft-RoCE devices (installs qemu by apt when root).

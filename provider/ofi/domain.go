@@ -185,6 +185,9 @@ func (d *domain) start() (err error) {
 	if d.self, err = thisHost(); err != nil {
 		return err
 	}
+	if d.fragile {
+		sweep("/dev/shm")
+	}
 	if d.rail, err = openRail(d.info, queueDepth, len(d.peers), !d.private); err != nil {
 		return fmt.Errorf("%w: %w", provider.ErrUnavailable, err)
 	}

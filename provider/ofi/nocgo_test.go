@@ -1,0 +1,5 @@
+//go:build !cgo
+
+package ofi_test
+
+const cgo = false
