@@ -159,6 +159,7 @@ func (d *domain) retire(q *queuePair) error {
 	if q.c == nil {
 		return nil
 	}
+	d.flush()             // what waits in the batch names the queue pair
 	_ = d.card.failQP(*q) // it may have failed by itself
 	d.drain()
 	err := d.card.destroyQP(*q)
