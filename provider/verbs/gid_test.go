@@ -23,8 +23,11 @@ func TestChooseGID(t *testing.T) {
 		why   string // in the error, when there is no choice
 	}{
 		{"IPv4 before IPv6, never version 1, never index 0 by habit", []gid{
-			{0, addr("fe80::1"), v1, "eth0"}, {1, addr("fe80::1"), v2, "eth0"}, {2, addr("2001:db8::1"), v2, "eth0"},
-			{3, addr("10.1.2.3"), v1, "eth0"}, {4, addr("10.1.2.3"), v2, "eth0"},
+			{0, addr("fe80::1"), v1, "eth0"},
+			{1, addr("fe80::1"), v2, "eth0"},
+			{2, addr("2001:db8::1"), v2, "eth0"},
+			{3, addr("10.1.2.3"), v1, "eth0"},
+			{4, addr("10.1.2.3"), v2, "eth0"},
 		}, 4, ""},
 		{"global before unique local", []gid{{0, addr("fd00::1"), v2, "eth0"}, {1, addr("2001:db8::1"), v2, "eth0"}}, 1, ""},
 		{"unique local alone", []gid{{0, addr("fe80::1"), v2, "eth0"}, {5, addr("fd00::1"), v2, "eth0"}}, 5, ""},
