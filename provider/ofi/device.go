@@ -113,6 +113,14 @@ func (n network) list() ([]*info, []device, error) {
 // (rxm_handle_comp_error is handed the entry without a context that tcp writes for the write).
 const nativeTCP = 2 << 16
 
+// Of the EFA provider: the release in which it has RDMA writes, before it emulates them; and the device's code of a write that was refused,
+// which comes with EINVAL (prov/efa/src/efa_errno.h).
+const (
+	efaName       = "efa"
+	efaWrites     = 1<<16 | 18
+	efaBadAddress = 7
+)
+
 func order(d device) int {
 	if d.dev.Loopback {
 		return 0
@@ -142,6 +150,9 @@ func (n network) describe(i *info) (d device, ok bool) {
 	d.noLen, d.acks = prov == "net", prov == "shm"
 	if n.Provider == "" && (d.software || s.has_nic == 0 || strings.HasPrefix(prov, "verbs")) || s.data_size < 4 || s.mr_mode&mrEndpoint != 0 {
 		return d, false
+	}
+	if prov == efaName && text(&s.fabric) == "efa-direct" {
+		return d, false // listed before "efa" since 2.1; its messages are of 8 KiB at most
 	}
 	if d.software && strings.Contains(prov, "ofi_rxm") {
 		return d, false // see nativeTCP

@@ -59,6 +59,7 @@ type domain struct {
 	patience  time.Duration // with a write that may have been dropped so
 	fragile   bool          // an endpoint must outlive those of this process that know it; see park.go
 	hardware  bool          // a NIC does the work
+	efa       bool          // of AWS
 	virtual   bool          // remote addresses are virtual ones
 	provKey   bool          // the provider chooses keys
 	flags     uint64        // of writes
@@ -196,6 +197,9 @@ func (d *domain) start() (err error) {
 	}
 	if d.ctl, d.ctlName, err = d.rail.endpoint(d.hardware); err != nil {
 		return fmt.Errorf("%w: %w", provider.ErrUnavailable, err)
+	}
+	if d.efa = text(&d.info.desc.provider) == efaName; d.efa && d.rail.lib.version() < efaWrites {
+		return fmt.Errorf("%w: %s emulates writes on EFA before release 1.18: install the EFA software of AWS", provider.ErrUnsupported, d.rail.lib.path)
 	}
 	if d.hardware && emulatesWrites(d.ctl) {
 		return fmt.Errorf("%w: libfabric emulates writes on this device: its firmware or driver has no RDMA write, or FI_EFA_USE_DEVICE_RDMA=0 is set",

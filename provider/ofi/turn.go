@@ -99,6 +99,9 @@ func (d *domain) digest() {
 		d.errored()
 	}
 	d.moved = d.moved || n > 0 || r.has_error != 0
+	if d.moved {
+		d.sleep.nap = 0 // where something came, more may follow
+	}
 }
 
 // entry is one completion of libfabric.
@@ -188,7 +191,7 @@ func (d *domain) errored() {
 			return // a count, and then other writes tell
 		}
 		p.inflight--
-		if d.hardware && refusal(code) { // the connection goes on
+		if d.hardware && refusal(code) || d.efa && e.prov_errno == efaBadAddress { // the connection goes on
 			d.complete(p, o, provider.StatusAccess)
 			return
 		}
