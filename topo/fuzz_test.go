@@ -80,11 +80,11 @@ func edit(m *memory, edits string) {
 	paths := m.paths()
 	find := func(s string) string {
 		if strings.HasPrefix(s, "#") && len(s) > 1 {
-			n := 0
+			n := uint(0) // which may overflow
 			for _, c := range []byte(s[1:]) {
-				n = n*31 + int(c)
+				n = n*31 + uint(c)
 			}
-			return paths[n%len(paths)]
+			return paths[n%uint(len(paths))]
 		}
 		return clean(s)
 	}
