@@ -48,7 +48,9 @@ func TestSummarizeCountsEverything(t *testing.T) {
 		t.Errorf("skips: got %q, want %q", s.Skips, want)
 	}
 	for i, want := range [][2]string{
-		{"m/a.TestBad", "got 1, want 2"}, {"m/b", "undefined: x"}, {"m/c TestPanics did not end", "panic: boom"},
+		{"m/a.TestBad", "got 1, want 2"},
+		{"m/b", "undefined: x"},
+		{"m/c TestPanics did not end", "panic: boom"},
 		{"m/e TestHangs did not end", "last words\nm/e was ended"},
 	} {
 		if i >= len(s.Failures) || s.Failures[i].Name != want[0] || !strings.Contains(s.Failures[i].Output, want[1]) {

@@ -58,8 +58,14 @@ func guestLayout() (layout, int, error) {
 // prepare mounts, loads modules, and makes the devices.
 func prepare() error {
 	for _, m := range []struct{ kind, at string }{
-		{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"devpts", "/dev/pts"}, {"tmpfs", "/dev/shm"},
-		{"tmpfs", "/tmp"}, {"tmpfs", "/run"}, {"tmpfs", "/usr/local/bin"},
+		{"proc", "/proc"},
+		{"sysfs", "/sys"},
+		{"devtmpfs", "/dev"},
+		{"devpts", "/dev/pts"},
+		{"tmpfs", "/dev/shm"},
+		{"tmpfs", "/tmp"},
+		{"tmpfs", "/run"},
+		{"tmpfs", "/usr/local/bin"},
 	} {
 		if err := os.MkdirAll(m.at, 0o755); err != nil {
 			return err
