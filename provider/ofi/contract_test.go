@@ -60,5 +60,6 @@ func TestContractRXD(t *testing.T) {
 	if raceEnabled {
 		t.Skip("not again under the race detector: it sees no payload that C moves")
 	}
-	contract(t, "udp;ofi_rxd", once(map[string]string{}))
+	const slow = "not again: ofi_rxd sends again after seconds what its peer did not take in time, and this property makes many such"
+	contract(t, "udp;ofi_rxd", once(map[string]string{"DeregisterWhileTheWriterRuns": slow, "FenceWhileTheWriterRuns": slow}))
 }

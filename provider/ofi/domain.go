@@ -280,7 +280,7 @@ func (d *domain) Close() error {
 	for i := 0; i < closeTurns && d.dead == nil && (len(d.dying) > 0 || d.notes.waiting() > 0); i++ {
 		d.turn()
 		if !d.moved {
-			unix.Nanosleep(&unix.Timespec{Nsec: 50_000}, nil) // for the other side
+			_ = unix.Nanosleep(&unix.Timespec{Nsec: 50_000}, nil) // for the other side
 		}
 	}
 	d.closed = true

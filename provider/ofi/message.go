@@ -97,11 +97,11 @@ func (d *domain) announced(p *peer, m message) bool {
 		return false
 	}
 	e := earlyMessage{n: m.b, slot: uint8(m.a), room: noRoom}
-	if p.earlies.len() == 0 && d.recvs.len() > 0 {
+	if p.waitlist.len() == 0 && d.recvs.len() > 0 {
 		d.match(p, e, m.body)
 		return true
 	}
-	if p.earlies.len() == maxAnnounced {
+	if p.waitlist.len() == maxAnnounced {
 		return false
 	}
 	if whole && m.b > 0 {
@@ -115,7 +115,7 @@ func (d *domain) announced(p *peer, m message) bool {
 		e.room, p.roomFree = p.roomFree[n], p.roomFree[:n]
 		copy(p.room[int(e.room)*noteBody:], m.body)
 	}
-	p.earlies.push(e)
+	p.waitlist.push(e)
 	if !p.hungry {
 		p.hungry = true
 		d.early.push(p)
@@ -127,8 +127,8 @@ func (d *domain) announced(p *peer, m message) bool {
 func (d *domain) feed() {
 	for d.recvs.len() > 0 && d.early.len() > 0 {
 		p := d.early.pop()
-		if p.earlies.len() > 0 {
-			e := p.earlies.pop()
+		if p.waitlist.len() > 0 {
+			e := p.waitlist.pop()
 			var body []byte
 			if e.room != noRoom {
 				body = p.room[int(e.room)*noteBody:][:e.n]
@@ -136,7 +136,7 @@ func (d *domain) feed() {
 			}
 			d.match(p, e, body)
 		}
-		if p.earlies.len() > 0 {
+		if p.waitlist.len() > 0 {
 			d.early.push(p)
 			continue
 		}
@@ -200,7 +200,7 @@ func (d *domain) abandon(p *peer) {
 			d.recvs.unpop(in.to)
 		}
 	}
-	p.earlies = fifo[earlyMessage]{}
+	p.waitlist = fifo[earlyMessage]{}
 	p.room, p.roomFree = nil, nil
 	d.feed()
 }

@@ -90,7 +90,7 @@ type peer struct {
 	// Messages.
 	sends    fifo[uint8]
 	announce int // sends that the peer knows of
-	earlies  fifo[earlyMessage]
+	waitlist fifo[earlyMessage]
 	room     []byte // for early messages that came whole
 	roomFree []uint8
 	incoming [maxAnnounced]incoming
