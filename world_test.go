@@ -12,6 +12,7 @@ import (
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/provider"
+	"github.com/hawser-project/hawser/provider/ofi"
 	"github.com/hawser-project/hawser/provider/shm"
 	"github.com/hawser-project/hawser/provider/sim"
 	"github.com/hawser-project/hawser/provider/tcp"
@@ -91,6 +92,10 @@ func newWorld(t testing.TB, name string) *world {
 		w.options = func(i, rails int) hawser.Options {
 			p := strictEFA(t, fabric.Provider(fmt.Sprintf("host%d", i)))
 			return railsOf(p, rails, func(r int) string { return fmt.Sprintf("nic%d", r) })
+		}
+	case "efa over ofi":
+		w.options = func(_, rails int) hawser.Options {
+			return railsOf(strictEFA(t, ofi.New(ofi.Options{Provider: "tcp"})), rails, func(int) string { return "" })
 		}
 	case "efa over tcp":
 		w.options = func(_, rails int) hawser.Options {
