@@ -29,7 +29,7 @@ var replay = []string{"kv", "replay", "--geometry", "mini", "--pool", "64MiB", "
 // The KvCache transfer between two processes over verbs, all bytes verified.
 func TestReplayOverVerbs(t *testing.T) {
 	before := resources(t)
-	out := run(t, tool(t, "hawser"), slices.Concat(replay, []string{"--provider", "verbs", "--requests", "10", "--cancel", "10%"})...)
+	out := run(t, tool(t, "hawser"), slices.Concat(replay, []string{"--provider", "verbs", "--requests", "4", "--cancel", "20%"})...)
 	for line := range strings.Lines(out) {
 		t.Log(strings.TrimRight(line, "\n"))
 	}
@@ -66,6 +66,6 @@ func TestToolWithoutTheLibrary(t *testing.T) {
 		t.Errorf("topo does not name the library:\n%s", out)
 	}
 	for _, other := range []string{"tcp", "shm"} {
-		run(t, hawser, slices.Concat(replay, []string{"--provider", other, "--requests", "2"})...)
+		run(t, hawser, slices.Concat(replay, []string{"--provider", other, "--requests", "1"})...)
 	}
 }

@@ -114,15 +114,20 @@ func (p pair) bad(how ...string) (mend func() error, err error) {
 // pairs returns the first n pairs of this VM.
 func pairs(t testing.TB, n int) []pair {
 	t.Helper()
+	all := allPairs()
+	if len(all) < n {
+		t.Fatalf("this VM has %d pairs of devices, the test needs %d", len(all), n)
+	}
+	return all[:n]
+}
+
+func allPairs() []pair {
 	var all []pair
 	for i, word := range strings.Fields(os.Getenv("HAWSER_VM_PAIRS")) {
 		a, b, _ := strings.Cut(word, "=")
 		all = append(all, pair{i, [2]string{a, b}})
 	}
-	if len(all) < n {
-		t.Fatalf("this VM has %d pairs of devices, the test needs %d", len(all), n)
-	}
-	return all[:n]
+	return all
 }
 
 // counters returns the sum of each counter of the devices' hardware.
