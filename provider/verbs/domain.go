@@ -61,7 +61,6 @@ type domain struct {
 	peers       []*peer // by index, nil when free
 	freePeers   []uint16
 	generations []uint16 // of each index, the last used
-	live        int      // peers whose queue pairs exist
 	byQP        qpTable
 	active      fifo[*peer] // to be visited by the next Poll
 	waiting     fifo[*peer] // messages of theirs wait for receives
