@@ -139,3 +139,96 @@ func TestWaitingMessagesAreBounded(t *testing.T) {
 		return p.count(0, provider.KindSend, p.peers[0]) == p.doms[0].Caps().PeerDepth
 	})
 }
+
+// TestRangeIsCheckedByTheWriter: a write outside of its grant ends here, and the card, which would let it through, does not see it.
+func TestRangeIsCheckedByTheWriter(t *testing.T) {
+	p := newPair(t, verbs.Options{})
+	p.join()
+	_, src := p.memory(0, 4096, 0)
+	b, dst := p.memory(1, 4096, provider.AccessRemoteWrite)
+	key := p.grant(dst, 100)
+	before := p.stats(0)
+	for i, r := range [][2]uint64{{100, 1}, {0, 101}, {99, 2}, {1 << 63, 8}} {
+		wr := p.write(src, key, int(r[1]))
+		wr.RemoteAddr += r[0]
+		p.post(0, wr)
+		p.until("the write ends", func() bool { return p.count(0, provider.KindWrite, p.peers[0]) == i+1 })
+		if c := p.last(0, provider.KindWrite, p.peers[0]); c.Status != provider.StatusAccess {
+			t.Errorf("%d bytes at %d of a grant of 100 ended with %v", r[1], r[0], c.Status)
+		}
+	}
+	for i, v := range b {
+		if v != 0 {
+			t.Fatalf("byte %d changed", i)
+		}
+	}
+	if after := p.stats(0); after.Renewals != before.Renewals {
+		t.Error("the card had to refuse")
+	}
+}
+
+// TestFenceTakesWhatArrived: what ended well at the writer is delivered though the queue pairs are destroyed at once, as for soft-RoCE.
+func TestFenceTakesWhatArrived(t *testing.T) {
+	const total = 300 // more than one Poll takes
+	t.Setenv("FAKE_VENDOR", "16777215")
+	p := newPair(t, verbs.Options{})
+	p.join()
+	for i := range total {
+		p.post(0, provider.WR{Token: uint64(i), Op: provider.OpWriteImm, Peer: p.peers[0]})
+	}
+	for end := time.Now().Add(hangGuard); p.count(0, provider.KindWrite, p.peers[0]) < total; p.poll(0) {
+		if time.Now().After(end) {
+			t.Fatal("the writes do not complete")
+		}
+	}
+	if err := p.doms[1].Fence(p.peers[1]); err != nil {
+		t.Fatal(err)
+	}
+	p.until("the fence ends", func() bool { return p.count(1, provider.KindFenced, p.peers[1]) == 1 })
+	if n := p.count(1, provider.KindImm, p.peers[1]); n != total {
+		t.Errorf("%d of %d immediates that ended well were delivered", n, total)
+	}
+}
+
+// TestDeregisteredSourceIsReadToTheEnd: requests that the card has got read their memory though its key has ended.
+func TestDeregisteredSourceIsReadToTheEnd(t *testing.T) {
+	const total = 64
+	p := newPair(t, verbs.Options{})
+	p.join()
+	_, src := p.memory(0, 1<<20, 0)
+	_, dst := p.memory(1, 1<<20, provider.AccessRemoteWrite)
+	key := p.grant(dst, 1<<20)
+	wrs := make([]provider.WR, total)
+	for i := range wrs {
+		wrs[i] = p.write(src, key, 1<<20)
+	}
+	p.post(0, wrs...)
+	if err := p.doms[0].Deregister(src); err != nil {
+		t.Fatal(err)
+	}
+	p.until("the writes end", func() bool { return p.count(0, provider.KindWrite, p.peers[0]) == total })
+	for _, c := range p.got[0] {
+		if c.Kind == provider.KindWrite && c.Status != provider.StatusOK {
+			t.Fatalf("a write that the card had got ended with %v", c.Status)
+		}
+	}
+}
+
+// TestArmSeesWhatCameBefore: a completion from before Arm rings no bell, so Arm must find it.
+func TestArmSeesWhatCameBefore(t *testing.T) {
+	p := newPair(t, verbs.Options{})
+	p.join()
+	p.until("nothing is left to do", func() bool { return !p.doms[1].Arm() })
+	// The one completion that the card was told to tell of is used up, and not looked at.
+	for i := range 2 {
+		p.post(0, provider.WR{Token: uint64(i), Op: provider.OpWriteImm, Peer: p.peers[0]})
+		for end := time.Now().Add(hangGuard); p.count(0, provider.KindWrite, p.peers[0]) <= i; p.poll(0) {
+			if time.Now().After(end) {
+				t.Fatal("the write does not complete")
+			}
+		}
+	}
+	if !p.doms[1].Arm() {
+		t.Fatal("arm lets the owner sleep though an immediate is there")
+	}
+}

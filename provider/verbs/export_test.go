@@ -56,3 +56,15 @@ func Sent(dom provider.Domain, h provider.Peer) bool {
 	p := dom.(*domain).peer(h)
 	return p == nil || p.control.sent == p.control.done
 }
+
+// Gone reports whether a connection has ended.
+func Gone(dom provider.Domain, h provider.Peer) bool {
+	p := dom.(*domain).peer(h)
+	return p == nil || p.phase > up
+}
+
+// Room reports whether a peer takes one more notification, or is gone.
+func Room(dom provider.Domain, h provider.Peer) bool {
+	p := dom.(*domain).peer(h)
+	return Gone(dom, h) || p.control.room(p, otherReserve)
+}

@@ -55,3 +55,30 @@ func FuzzRecords(f *testing.F) {
 		}
 	})
 }
+
+// TestAckSkipsWhatTheCardNeverSaw: the cursor of what the card has done follows over requests that were refused here, however often the
+// ring has gone around.
+func TestAckSkipsWhatTheCardNeverSaw(t *testing.T) {
+	d, p := &domain{}, &peer{phase: up}
+	q := &p.writes
+	out := sink{cs: make([]provider.Completion, 1000)}
+	for range 100 {
+		q.ring.push(q.done, q.tail, &provider.WR{Op: provider.OpWrite})
+		q.ring.at(q.tail).status = provider.StatusAccess
+		q.tail++
+		q.sent++
+		q.deliver(p, &out)
+	}
+	const posted, done = 30, 12
+	for range posted {
+		q.ring.push(q.done, q.tail, &provider.WR{Op: provider.OpWrite})
+		q.ring.at(q.tail).posted = true
+		q.tail++
+		q.sent++
+		q.inflight++
+	}
+	d.ack(q, q.sent-posted+done)
+	if q.inflight != posted-done {
+		t.Fatalf("%d of %d writes are at the card after %d were done", q.inflight, posted, done)
+	}
+}

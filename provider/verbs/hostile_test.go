@@ -4,6 +4,7 @@ package verbs_test
 
 import (
 	"encoding/binary"
+	"errors"
 	"testing"
 	"time"
 
@@ -74,23 +75,28 @@ func TestBadNotificationEndsTheConnection(t *testing.T) {
 // TestWindowsAreEnforced: who uses more receives than it was given takes them from others.
 func TestWindowsAreEnforced(t *testing.T) {
 	t.Run("immediates", func(t *testing.T) {
+		// So little above the window that any credit in between would hide it.
+		const total = verbs.MostImms + 40
 		p := newPair(t, verbs.Options{})
 		p.join()
 		other := p.another()
-		for sent := 0; sent < 2*verbs.MostImms; { // before the victim says anything
+		for sent, end := 0, time.Now().Add(hangGuard); p.count(0, provider.KindWrite, p.peers[0]) < total; p.poll(0) {
 			verbs.ForgeCredit(p.doms[0], p.peers[0])
-			n, err := p.doms[0].Post([]provider.WR{{Token: uint64(sent), Op: provider.OpWriteImm, Peer: p.peers[0]}})
-			if err != nil {
-				t.Fatal(err)
+			if sent < total {
+				n, err := p.doms[0].Post([]provider.WR{{Token: uint64(sent), Op: provider.OpWriteImm, Peer: p.peers[0]}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				sent += n
 			}
-			sent += n
-			p.poll(0)
-		}
-		for end := time.Now().Add(hangGuard); p.count(0, provider.KindWrite, p.peers[0]) < 2*verbs.MostImms; p.poll(0) {
-			verbs.ForgeCredit(p.doms[0], p.peers[0])
 			if time.Now().After(end) {
 				t.Fatal("the immediates are not sent")
 			}
+		}
+		// The victim has something to say before it has counted them all.
+		_, k := p.memory(1, 4096, provider.AccessRemoteWrite)
+		if _, err := p.doms[1].Grant(k, p.peers[1], 0, 64); !errors.Is(err, provider.ErrBusy) {
+			t.Fatal(err)
 		}
 		p.wantViolation(other)
 		if n := p.count(1, provider.KindImm, p.peers[1]); n > verbs.MostImms {
@@ -110,4 +116,19 @@ func TestWindowsAreEnforced(t *testing.T) {
 		}
 		p.wantViolation(other)
 	})
+}
+
+// TestWaitingMessagesOfALiarAreBounded: messages without bytes beyond the mail that they have to take.
+func TestWaitingMessagesOfALiarAreBounded(t *testing.T) {
+	p := newPair(t, verbs.Options{})
+	p.join()
+	other := p.another()
+	for range 3000 {
+		if p.count(1, provider.KindPeerDown, p.peers[1]) > 0 || p.count(0, provider.KindPeerDown, p.peers[0]) > 0 || verbs.Gone(p.doms[0], p.peers[0]) {
+			break
+		}
+		verbs.ForgeNote(p.doms[0], p.peers[0], verbs.NoteMessage, 0)
+		p.until("the peer has room", func() bool { return verbs.Room(p.doms[0], p.peers[0]) })
+	}
+	p.wantViolation(other)
 }
