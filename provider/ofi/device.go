@@ -70,6 +70,10 @@ func (n network) list() ([]*info, []device, error) {
 		return nil, nil, err
 	}
 	asked := n.Provider
+	if asked == "shm" && lib.version() >= nativeTCP {
+		return nil, nil, fmt.Errorf("%w: the provider shm of libfabric %d.%d crashes under writes in both directions (seen with 2.5.1; 1.17 does not): use Hawser's own shm",
+			provider.ErrUnavailable, lib.version()>>16, lib.version()&0xFFFF)
+	}
 	if asked == "tcp" && lib.version() < nativeTCP {
 		asked = "net" // what became tcp in 2.0
 	}

@@ -277,7 +277,7 @@ func (d *domain) Close() error {
 			d.fail(p, provider.StatusFlushed, 0)
 		}
 	}
-	for i := 0; i < closeTurns && d.dead == nil && (len(d.dying) > 0 || d.notes.waiting() > 0); i++ {
+	for i := 0; i < closeTurns && d.dead == nil && (len(d.dying) > 0 || d.notes.unsent() > 0); i++ {
 		d.turn()
 		if !d.moved {
 			_ = unix.Nanosleep(&unix.Timespec{Nsec: 50_000}, nil) // for the other side

@@ -117,8 +117,8 @@ func (b *noteBox) close(d *domain) error {
 	return err
 }
 
-// waiting is how many messages have not been given to libfabric.
-func (b *noteBox) waiting() int { return b.retry.len() }
+// unsent is how many messages libfabric has not sent.
+func (b *noteBox) unsent() int { return len(b.out) - len(b.free) }
 
 func indexOf(ops []op, o *op) int {
 	// safe: the difference of two addresses in one arena.
