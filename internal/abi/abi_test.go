@@ -203,7 +203,7 @@ func (e edition) functions(ours, theirs *layout) (faults []string, n int) {
 			if f.fn == "" {
 				continue
 			}
-			want, of := "", ""
+			var want, of string
 			if tag == e.table {
 				want, of = theirs.fns["hawser_"+f.path], e.named+f.path
 			} else if their := e.theirs(tag); their != "" {
