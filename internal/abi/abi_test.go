@@ -135,6 +135,14 @@ func (e edition) theirField(tag, path string) string {
 	return path
 }
 
+// function is what a field of the table is looked up as.
+func (e edition) function(field string) string {
+	if f, ok := e.library.hidden[field]; ok {
+		return f
+	}
+	return e.named + field
+}
+
 func (e edition) theirConst(name string) string {
 	if c, ok := e.consts[name]; ok {
 		return c
@@ -191,7 +199,7 @@ func (e edition) assertions(l *layout, consts []string, folder string) (source s
 		add(tag, `_Static_assert(sizeof(%s %s) %s sizeof(%s %s), "%s has another length");`, word, tag, rel, word, their, tag)
 	}
 	for _, f := range l.structs[e.table] {
-		add(e.table+"."+f.path, "__typeof__(&%s%s) hawser_%s;", e.named, f.path, f.path)
+		add(e.table+"."+f.path, "__typeof__(&%s) hawser_%s;", e.function(f.path), f.path)
 	}
 	return b.String(), n
 }
@@ -205,7 +213,7 @@ func (e edition) functions(ours, theirs *layout) (faults []string, n int) {
 			}
 			var want, of string
 			if tag == e.table {
-				want, of = theirs.fns["hawser_"+f.path], e.named+f.path
+				want, of = theirs.fns["hawser_"+f.path], e.function(f.path)
 			} else if their := e.theirs(tag); their != "" {
 				x, _ := theirs.field(their, e.theirField(tag, f.path))
 				want, of = x.fn, their+"."+x.path

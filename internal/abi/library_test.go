@@ -19,6 +19,7 @@ type library struct {
 	since  map[string]string // condition of the preprocessor under which their headers have a type, "type.field" or constant
 	table  string            // our structure of functions that are looked up by name
 	named  string            // before the field's name, the name of the function
+	hidden map[string]string // fields whose function has another name: the one that users call is inline
 }
 
 // relation is how long a structure of ours must be, compared with theirs.
@@ -33,14 +34,14 @@ const (
 var verbs = library{
 	name: "libibverbs", ours: "../../provider/verbs", include: []string{"infiniband/verbs.h"},
 	prefix: [2]string{"abi_", "ibv_"}, macro: [2]string{"ABI_", "IBV_"},
-	consts: map[string]string{"ABI_NAME_MAX": "IBV_SYSFS_NAME_MAX", "ABI_PATH_MAX": "IBV_SYSFS_PATH_MAX"},
+	consts: map[string]string{"ABI_NAME_MAX": "IBV_SYSFS_NAME_MAX", "ABI_PATH_MAX": "IBV_SYSFS_PATH_MAX", "ABI_GID_ROCE_V2": "IBV_GID_TYPE_ROCE_V2"},
 	size: map[string]relation{
 		"abi_wc": exactly, "abi_sge": exactly, "abi_send_wr": exactly, "abi_recv_wr": exactly, "abi_context_ops": exactly,
 		"abi_gid": exactly, "abi_global_route": exactly, "abi_ah_attr": exactly, "abi_qp_cap": exactly, "abi_srq_attr": exactly,
 		"abi_qp_init_attr": atLeast, "abi_qp_attr": atLeast, "abi_srq_init_attr": atLeast, "abi_device_attr": atLeast,
 		"abi_port_attr": atLeast, "abi_async_event": atLeast,
 	},
-	table: "hv_table", named: "ibv_",
+	table: "hv_table", named: "ibv_", hidden: map[string]string{"query_gid_table": "_ibv_query_gid_table"},
 }
 
 // release is the condition of the preprocessor for libfabric's headers of that release and later ones.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/hawser-project/hawser/provider"
 	"github.com/hawser-project/hawser/provider/providertest"
@@ -15,7 +16,7 @@ type ending struct{ status []provider.Status }
 
 func (e *ending) Complete(op *Op) { e.status = append(e.status, op.Status) }
 
-const spreadPages, spreadSize = 4000, 64 << 10
+const spreadPages, spreadSize = 4000, 16 << 10
 
 // spread has host a write pages to b, many more than are under way at a time, and returns the bytes that went over each rail of a. With a window
 // each page is an operation, and so many are under way; without, one operation has them all, and queues are as full as they can be.
@@ -105,6 +106,11 @@ func speeds(nics []sim.NIC) (s []uint64) {
 // Rails of simulated adapters, as many on one side as on the other or not, carry what their speed says.
 func TestLoadIsSpreadBySpeed(t *testing.T) {
 	four, two := sim.EFA4x100(), sim.EFA2x200()
+	for _, nics := range [][]sim.NIC{four, two} {
+		for i := range nics {
+			nics[i].PostCost, nics[i].Latency = 0, time.Microsecond // so that nothing but its speed limits a rail
+		}
+	}
 	uneven := slices.Clone(four[:3])
 	for i := range uneven {
 		// A slow rail has its queue full when there is no more for the others: a short one, so that it is little of all.
@@ -125,7 +131,7 @@ func TestLoadIsSpreadBySpeed(t *testing.T) {
 
 // Rails that say they are equally fast and are not carry what they turn out to be able to.
 func TestLoadIsSpreadByWhatRailsTurnOutToCarry(t *testing.T) {
-	const unit = 256 // bytes a poll, so few that nothing else is slower
+	const unit = 64 // bytes a poll, so few that nothing else is slower
 	for _, fast := range [][]uint64{{1, 1}, {1, 2, 4}, {2, 2, 2, 2}, {4, 4, 4, 1}} {
 		t.Run(fmt.Sprint(fast), func(t *testing.T) {
 			nics := slices.Repeat(sim.EFA4x100()[:1], len(fast))
