@@ -82,3 +82,21 @@ func TestAckSkipsWhatTheCardNeverSaw(t *testing.T) {
 		t.Fatalf("%d of %d writes are at the card after %d were done", q.inflight, posted, done)
 	}
 }
+
+// TestHelloNeedsItsProof: the sequence numbers of packets keep others out already; the proof is the longer secret.
+func TestHelloNeedsItsProof(t *testing.T) {
+	for _, right := range []bool{true, false} {
+		d, p := &domain{}, &peer{phase: joining}
+		p.secret, p.remote.secret = [secretSize]byte{1}, [secretSize]byte{2}
+		h := derived(&p.remote.secret, &p.secret, forHello, 0)
+		r := record{kind: recHello}
+		copy(r.proof[:], h[:])
+		if !right {
+			r.proof[0] ^= 1
+		}
+		d.heardRecord(p, &r)
+		if p.helloed != right || (p.phase == leaving) == right {
+			t.Errorf("proof right %v: heard %v, phase %d", right, p.helloed, p.phase)
+		}
+	}
+}
