@@ -49,7 +49,10 @@ func once(rows map[string]string) map[string]string {
 	return rows
 }
 
-func TestContractTCP(t *testing.T) { contract(t, "tcp", nil) }
+func TestContractTCP(t *testing.T) {
+	const listener = "libfabric crashes: an endpoint that is closed between accepting a socket and reading the request on it is still read"
+	contract(t, "tcp", map[string]string{"AnythingAtAnyTime": listener})
+}
 
 func TestContractSHM(t *testing.T) {
 	const lock = "a process that is stopped or killed while it holds the spin lock in another's shared memory stops that one within libfabric"

@@ -36,6 +36,12 @@
 // when they are polled (and 1.17 keeps pointers to endpoints that were closed in its wait sets): a timer wakes the owner, after 0.1 ms
 // and, while nothing happens, after up to 5 ms.
 //
+// # Faults of libfabric
+//
+// The native tcp provider (1.17 as "net", 2.x as "tcp") reads an endpoint that was closed when a socket had been accepted for it and the
+// request on that socket had not come yet, and the process dies of it. It takes connections that are made and ended by the hundred
+// a second; hosts without a NIC are better served by package tcp. Since 2.0 shm crashes, and is refused.
+//
 // # What libfabric takes with it
 //
 // Libraries that libfabric brings install signal handlers when they are loaded; the process's own are put back. Environment
