@@ -29,8 +29,15 @@ func fakeSession(t *testing.T, vms int) (s *session, guests []net.Conn) {
 		s.machines = append(s.machines, m)
 		guests = append(guests, theirs)
 		go m.boot()
-		go serveJobs(theirs, &frames{w: theirs}, hello{Env: []string{fmt.Sprintf("HAWSER_VM_RANK=%d", rank)}})
-		t.Cleanup(func() { ours.Close() })
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_ = serveJobs(theirs, &frames{w: theirs}, hello{Env: []string{fmt.Sprintf("HAWSER_VM_RANK=%d", rank)}}) // it ends with its port
+		}()
+		t.Cleanup(func() {
+			ours.Close()
+			<-ended // and the programs with it
+		})
 	}
 	s.clients.Go(s.accept)
 	t.Cleanup(func() { s.listener.Close() })
