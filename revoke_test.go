@@ -371,6 +371,7 @@ func TestHostileRevocations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "the network has the write", func() bool { return e.Stats().Rails[0].Outstanding > 0 }) // else a revocation withdraws it
 	for n := range uint64(wire.MaxRevokes) {
 		x.send(wire.TypeRevoke, n, &wire.Revoke{Region: 5})
 	}
