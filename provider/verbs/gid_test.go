@@ -8,7 +8,7 @@ import (
 	"github.com/hawser-project/hawser/topo"
 )
 
-func TestChooseGID(t *testing.T) {
+func TestDefect19GIDIsChosenByItsAddress(t *testing.T) {
 	const v1, v2 = topo.GIDType("IB/RoCE v1"), topo.GIDRoCEv2
 	addr := netip.MustParseAddr
 	has := map[string][]netip.Addr{
