@@ -26,6 +26,7 @@ type device struct {
 	software bool
 	lossy    bool // over datagrams
 	acks     bool // see ack.go
+	source   bool // see source.go
 	noLen    bool // it reports every write with data as one of 0 bytes
 }
 
@@ -78,12 +79,15 @@ func (n network) list() ([]*info, []device, error) {
 		asked = "net" // what became tcp in 2.0
 	}
 	var all []*info
-	if !isSoftware(asked) { // with the memory of devices, where there is any
-		all, err = lib.infos(asked, true)
+	hmem := !isSoftware(asked) // with the memory of devices, where there is any
+	if hmem {
+		all, err = lib.infos(asked, true, n.narrow)
 	}
 	if len(all) == 0 {
-		all, err = lib.infos(asked, false)
+		hmem = false
+		all, err = lib.infos(asked, false, n.narrow)
 	}
+	all = lib.withSources(all, asked, hmem)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %s finds nothing that has reliable datagrams, messages and writes%s: %w", provider.ErrUnavailable,
 			lib.path, n.hint(), err)
@@ -93,8 +97,12 @@ func (n network) list() ([]*info, []device, error) {
 		d device
 	}
 	var pairs []pair
+	lacks := ""
 	for _, i := range all {
 		d, ok := n.describe(i)
+		if d.source && uint64(i.desc.caps)&capSource == 0 {
+			lacks = fmt.Sprintf(": %s has %d bytes of data for a write and does not tell the source of one (FI_SOURCE)", text(&i.desc.provider), i.desc.data_size)
+		}
 		if !ok || slices.ContainsFunc(pairs, func(p pair) bool { return p.d.dev.Name == d.dev.Name }) {
 			i.free()
 			continue
@@ -102,7 +110,7 @@ func (n network) list() ([]*info, []device, error) {
 		pairs = append(pairs, pair{i, d})
 	}
 	if len(pairs) == 0 {
-		return nil, nil, fmt.Errorf("%w: %s finds only networks that are emulated in software or lack what is needed%s", provider.ErrUnavailable, lib.path, n.hint())
+		return nil, nil, fmt.Errorf("%w: %s finds only networks that are emulated in software or lack what is needed%s%s", provider.ErrUnavailable, lib.path, lacks, n.hint())
 	}
 	slices.SortStableFunc(pairs, func(a, b pair) int { return cmp.Compare(order(a.d), order(b.d)) })
 	infos, about := make([]*info, len(pairs)), make([]device, len(pairs))
@@ -110,6 +118,35 @@ func (n network) list() ([]*info, []device, error) {
 		infos[k], about[k] = p.i, p.d
 	}
 	return infos, about, nil
+}
+
+// Bytes of data of a write: for an immediate, and for one beside its receiver's handle of the connection.
+const (
+	immData  = 4
+	wideData = 8
+)
+
+// withSources has those entries tell the source of a completion whose data is too short to name it, where libfabric can do that. It costs
+// time where it is not needed.
+func (l *library) withSources(all []*info, asked string, hmem bool) []*info {
+	short := func(i *info) bool { return i.desc.data_size < wideData }
+	if !slices.ContainsFunc(all, short) {
+		return all
+	}
+	more, err := l.infos(asked, hmem, true)
+	if err != nil {
+		return all // describe leaves them out
+	}
+	keep := func(is []*info, want func(*info) bool) []*info {
+		return slices.DeleteFunc(is, func(i *info) bool {
+			if !want(i) {
+				i.free()
+				return true
+			}
+			return false
+		})
+	}
+	return append(keep(all, func(i *info) bool { return !short(i) }), keep(more, short)...)
 }
 
 // nativeTCP is the release in which the provider "tcp" got reliable datagrams of its own. Before, a layer above it had them: ofi_rxm, which
@@ -136,7 +173,7 @@ func order(d device) int {
 func (n network) hint() string {
 	switch {
 	case n.Provider == "efa" || n.Provider == "":
-		return " (for EFA: an instance with EFA interfaces attached, their kernel driver, and rdma-core, see fi_info -p efa; and so far writes with 8 bytes of data, of which EFA has 4, see docs/efa.md)"
+		return " (for EFA: an instance with EFA interfaces attached, their kernel driver, and rdma-core, see fi_info -p efa; see docs/efa.md)"
 	default:
 		return " (see fi_info -p '" + n.Provider + "')"
 	}
@@ -161,8 +198,8 @@ func (n network) describe(i *info) (d device, ok bool) {
 	if d.software && strings.Contains(prov, "ofi_rxm") {
 		return d, false // see nativeTCP
 	}
-	if s.data_size < 8 {
-		return d, false // the source of an immediate does not fit: it would be dropped. So it is on EFA, with 4
+	if d.source = n.narrow || s.data_size < wideData; d.source && (uint64(s.caps)&capSource == 0 || s.data_size < immData || d.acks) {
+		return d, false // nobody could tell whose an immediate is
 	}
 	name, ip := domain, address(s)
 	fabric := text(&s.fabric)

@@ -14,7 +14,8 @@
 // handle on one peer. All endpoints share one completion queue, so that a Poll is one crossing into C, as is a Post.
 //
 //   - A write with an immediate is fi_writemsg with FI_REMOTE_CQ_DATA: the immediate in the lower half of 64 bits, the receiver's own
-//     handle of the writer in the upper half, with its generation, so that what is late is not taken for another connection's.
+//     handle of the writer in the upper half, with its generation, so that what is late is not taken for another connection's. Where the data has 4 bytes (EFA), the writer is
+//     known by its address; see source.go. That has not been run on an EFA.
 //   - A write completes when it has been placed (FI_DELIVERY_COMPLETE); over shm see ack.go.
 //   - A grant is a registration of its range for one peer, closed when the grant ends. A writer asks what a key is when it meets it the
 //     first time, and checks ranges itself: what is wrong never reaches libfabric, which would end the connection for it (EFA: the

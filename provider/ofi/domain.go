@@ -65,6 +65,7 @@ type domain struct {
 	flags     uint64        // of writes
 	plainKind opKind        // of a write without an immediate
 	acks      bool          // short writes are acknowledged by the receiver's Domain; see ack.go
+	bySource  bool          // the source of an immediate is its sender's address; see source.go
 
 	ctl     unsafe.Pointer // endpoint of control messages, and of writes unless private
 	ctlName []byte
@@ -80,6 +81,12 @@ type domain struct {
 	suspects    []*peer // have writes under way whose key has ended; see ack.go
 	ending      []*peer // shared endpoint: writes of ours are under way
 	live        int     // handles
+
+	// With bySource.
+	sources sources
+	from    []uint64  // of entries; else nil
+	held    []*peer   // are being confirmed
+	haunted []*target // have writes under way of connections that have ended
 
 	targets   map[string]*target // by name of the endpoint for control messages
 	dests     []dest
@@ -147,9 +154,10 @@ func (n network) open(dev provider.Device, cfg provider.Config) (provider.Domain
 	}
 	d := &domain{
 		name: n.Name() + " " + dev.Name, bell: cfg.Bell, info: i,
-		private: about.software, hardware: !about.software, inert: !about.software || about.acks, fragile: about.acks, silent: about.acks || about.lossy,
+		private: about.software && !n.shared, hardware: !about.software, inert: !about.software || about.acks || n.shared, fragile: about.acks, silent: about.acks || about.lossy,
 		virtual: i.desc.mr_mode&mrVirtual != 0, provKey: i.desc.mr_mode&mrProvKey != 0,
 		acks:        about.acks,
+		bySource:    about.source,
 		peers:       make([]*peer, peers),
 		generations: make([]uint16, peers),
 		targets:     map[string]*target{},
@@ -246,6 +254,13 @@ func (d *domain) makeArenas() error {
 		return err
 	}
 	d.entries = of[entry](entries, entriesPerPoll)
+	if d.bySource {
+		from, err := d.arena(entriesPerPoll * int(unsafe.Sizeof(uint64(0))))
+		if err != nil {
+			return err
+		}
+		d.from = of[uint64](from, entriesPerPoll)
+	}
 	d.page, err = d.arena(unix.Getpagesize())
 	return err
 }
@@ -309,6 +324,6 @@ func (d *domain) free() (err error) {
 	}
 	err = errors.Join(err, d.bury(d.remains()))
 	d.arenas, d.rail, d.ctl, d.peers, d.regs, d.page = nil, nil, nil, nil, nil, nil
-	d.dests, d.batch, d.entries, d.slabs = nil, nil, nil, nil
+	d.dests, d.batch, d.entries, d.from, d.slabs = nil, nil, nil, nil, nil
 	return err
 }

@@ -55,7 +55,7 @@ func (l *library) probe() {
 	var head *C.struct_hf_info
 	name := C.CString("")
 	defer C.free(unsafe.Pointer(name))
-	if C.hw_getinfo(l.api, name, nil, 0, &head) == 0 {
+	if C.hw_getinfo(l.api, name, nil, 0, 0, &head) == 0 {
 		C.hw_freeinfo(l.api, head)
 	}
 }
@@ -80,12 +80,12 @@ type info struct {
 	desc C.struct_hw_desc
 }
 
-// infos asks for all networks of a provider; the caller frees each of them.
-func (l *library) infos(name string, hmem bool) ([]*info, error) {
+// infos asks for all networks of a provider, those that tell the source of a completion when source is set; the caller frees each of them.
+func (l *library) infos(name string, hmem, source bool) ([]*info, error) {
 	cname := C.CString(name)
 	defer C.free(unsafe.Pointer(cname))
 	var head *C.struct_hf_info
-	if e := C.hw_getinfo(l.api, cname, nil, cbool(hmem), &head); e != 0 {
+	if e := C.hw_getinfo(l.api, cname, nil, cbool(hmem), cbool(source), &head); e != 0 {
 		return nil, l.fault("fi_getinfo", e)
 	}
 	defer C.hw_freeinfo(l.api, head)
@@ -128,7 +128,7 @@ type (
 		ep    unsafe.Pointer
 		addr  uint64
 		stuck uint64
-		_     uint64
+		owed  uint64 // writes under way of connections that have ended; see source.go
 	}
 	op struct {
 		_       [64]byte // the library's, while the operation is under way

@@ -27,6 +27,7 @@ const (
 	noteClear                         // send c bytes of message a
 	noteData                          // bytes at b of message a
 	noteTaken                         // message a has been moved into a receive
+	noteReady                         // with bySource: the welcome has come, writes may be sent
 	lastNote
 )
 
@@ -283,14 +284,16 @@ func (d *domain) take(p *peer, m message) bool {
 	switch m.kind {
 	case noteWelcome:
 		if p.phase == greeting && provider.Peer(m.a) == p.remote.handle {
-			d.up(p)
+			if p.welcomed = d.bySource; !d.bySource {
+				d.up(p)
+			}
 			return true
 		}
 		return p.phase == up
 	case noteRefuse:
 		p.bye = true
 		if p.phase != up {
-			d.fail(p, provider.StatusRefused, 0)
+			d.fail(p, provider.StatusRefused, m.b)
 		}
 		return true
 	case noteBye:
@@ -298,8 +301,12 @@ func (d *domain) take(p *peer, m message) bool {
 		d.fail(p, provider.StatusPeerDown, 0)
 		return true
 	}
-	if p.phase == greeting { // its welcome is on the way
+	switch {
+	case p.phase == greeting && !d.bySource, p.phase == welcomed: // its welcome is on the way, or that it is ready
 		d.up(p)
+	case p.phase == greeting && m.kind == noteUngrant:
+		d.unlearn(p, m.a) // no write of this connection has been posted
+		return true
 	}
 	if p.phase != up {
 		return false
@@ -338,6 +345,8 @@ func (d *domain) take(p *peer, m message) bool {
 		return d.data(p, m)
 	case noteTaken:
 		return d.taken(p, m)
+	case noteReady:
+		return d.bySource
 	default:
 		return false
 	}
@@ -385,22 +394,27 @@ func (d *domain) hear(p *peer, m message) {
 		return
 	}
 	p.spent, p.hello = true, h
-	if p.phase == waiting {
+	if p.phase == waiting && !d.bySource { // else see admit
 		d.answer(p)
 	}
 }
 
-// answer decides about the greeting that p has received: it must be of whom Connect was told.
-func (d *domain) answer(p *peer) {
+// answer decides about the greeting that p has received: it must be of whom Connect was told. It reports whether it is.
+func (d *domain) answer(p *peer) bool {
 	if p.hello.secret != p.remote.secret || p.hello.handle != p.remote.handle {
 		d.refused++
 		d.last(p.to, note{kind: noteRefuse}, p.hello.handle, token(&p.hello.secret, &p.secret))
 		p.bye = true // the one that was expected never spoke
 		d.fail(p, provider.StatusRefused, 0)
-		return
+		return false
 	}
 	p.note(d, note{kind: noteWelcome})
-	d.up(p)
+	if d.bySource {
+		p.phase = welcomed
+	} else {
+		d.up(p)
+	}
+	return true
 }
 
 // refuse answers a greeting that nobody waits for.

@@ -15,9 +15,14 @@ type Options struct {
 }
 
 // New returns the provider. It holds nothing; libfabric is loaded by the first call of Devices or Open and stays loaded.
-func New(o Options) provider.Provider { return network{o} }
+func New(o Options) provider.Provider { return network{Options: o} }
 
-type network struct{ Options }
+type network struct {
+	Options
+
+	// Of tests: a network with 8 bytes of data is used as one with 4, and one in software as a NIC, with an endpoint for all.
+	narrow, shared bool
+}
 
 // Name is "ofi", or "ofi:" and Options.Provider.
 func (n network) Name() string {
@@ -27,7 +32,8 @@ func (n network) Name() string {
 	return "ofi:" + n.Provider
 }
 
-// Devices lists the domains of libfabric that have reliable datagrams, messages and writes with at least 4 bytes of data.
+// Devices lists the domains of libfabric that have reliable datagrams, messages and writes with 8 bytes of data, or with
+// 4 and the source of a completion.
 func (n network) Devices(ctx context.Context) ([]provider.Device, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -50,6 +56,10 @@ func (n network) Open(ctx context.Context, dev provider.Device, cfg provider.Con
 	}
 	return d, nil
 }
+
+// DetailBusy is the Detail of StatusRefused when the two endpoints have another connection, or writes of an older one are still under way,
+// on a network that tells connections by their endpoints: EFA.
+const DetailBusy = 1 << 16
 
 // Error is an error of libfabric: Code is one of its numbers (an errno below 256), Text is fi_strerror's.
 type Error struct {

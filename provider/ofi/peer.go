@@ -22,6 +22,7 @@ const (
 	offered  phase = iota // Offer was called; the hello may have come already
 	waiting               // passive Connect was called, the hello has not come
 	greeting              // active: hello sent, the welcome has not come
+	welcomed              // passive, with bySource: welcome sent, the other side is not ready
 	up
 	ending // shared endpoint: being ended, writes of ours are under way
 	down   // ended; completions may be left in domain.out
@@ -29,9 +30,10 @@ const (
 
 // target is the endpoint for control messages of another Domain; all peers that lead there share it.
 type target struct {
-	name string
-	dest *dest
-	refs int
+	name  string
+	dest  *dest
+	refs  int
+	owner *peer // with bySource and a shared endpoint: whose connection it is
 }
 
 // peer is one handle. Owned by the owner of the Domain.
@@ -50,7 +52,10 @@ type peer struct {
 	reached  bool // libfabric has delivered a control message to the other side
 	status   provider.Status
 	detail   uint32
-	deadline int64 // of the phases waiting, greeting, ending
+	claimed  bool  // with bySource: the pair of endpoints is p's
+	welcomed bool  // with bySource: the welcome has come
+	patience int64 // with bySource: until then another connection may end
+	deadline int64 // of the phases waiting to welcomed, and ending
 	grace    int64 // when failing: until then the other side may say why
 	suspect  int64 // in domain.suspects: until then writes under a key that has ended may complete
 
@@ -138,7 +143,7 @@ func (d *domain) Offer() (provider.Peer, provider.Addr, error) {
 	}
 	p.ack.op.peer = i
 	o := offer{
-		kind: digest(d.caps.Fabric), handle: p.handle, host: d.self, scratch: [2]uint64{0, d.scratch.key},
+		kind: d.kind(), handle: p.handle, host: d.self, scratch: [2]uint64{0, d.scratch.key},
 		ctl: d.ctlName, data: p.name, secret: p.secret,
 	}
 	if d.virtual {
@@ -190,7 +195,7 @@ func (d *domain) Connect(h provider.Peer, remote provider.Addr, active bool) err
 	if err != nil {
 		return d.errorf("connect peer %#x: %w", h, err)
 	}
-	if o.kind != digest(d.caps.Fabric) || (len(o.data) > 0) != d.private {
+	if o.kind != d.kind() || (len(o.data) > 0) != d.private {
 		return d.errorf("connect peer %#x: %w: an address of another network", h, provider.ErrInvalid)
 	}
 	if err := d.aim(p, o); err != nil {
@@ -201,6 +206,11 @@ func (d *domain) Connect(h provider.Peer, remote provider.Addr, active bool) err
 	p.deadline = d.clock() + int64(provider.ConnectTimeout-connectSlack)
 	d.connecting = append(d.connecting, p)
 	switch {
+	case d.bySource:
+		if p.phase = waiting; active {
+			p.phase = greeting
+		}
+		d.hold(p)
 	case active:
 		p.phase = greeting
 		p.note(d, note{kind: noteHello})
@@ -211,6 +221,14 @@ func (d *domain) Connect(h provider.Peer, remote provider.Addr, active bool) err
 		p.phase = waiting
 	}
 	return nil
+}
+
+// kind is a digest of what both sides must have in common.
+func (d *domain) kind() uint32 {
+	if d.bySource {
+		return digest(d.caps.Fabric + " by source")
+	}
+	return digest(d.caps.Fabric)
 }
 
 // connectSlack is what remains of provider.ConnectTimeout for the owner to notice.
@@ -232,16 +250,19 @@ func (d *domain) aim(p *peer, o offer) (err error) {
 	}
 	if !d.private {
 		p.data = p.to.dest
-		return nil
+	} else if a, e := d.rail.insert(o.data); e == nil {
+		p.data = d.newDest(p.ep, a)
+	} else {
+		err = e
 	}
-	a, err := d.rail.insert(o.data)
+	if err == nil && d.bySource {
+		err = d.sources.fit(p.data.addr)
+	}
 	if err != nil {
 		d.leave(p.to)
 		p.to = nil
-		return err
 	}
-	p.data = d.newDest(p.ep, a)
-	return nil
+	return err
 }
 
 func (d *domain) newDest(ep unsafe.Pointer, addr uint64) *dest {
@@ -386,6 +407,7 @@ func (d *domain) closePeer(p *peer) (err error) {
 	if p.data != nil {
 		d.forgetStuck(p.data)
 	}
+	d.disclaim(p)
 	switch {
 	case p.ep == nil:
 	case d.fragile && p.remote.host == d.self:

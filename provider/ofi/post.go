@@ -115,6 +115,9 @@ func (d *domain) postWrite(wr *provider.WR) bool {
 	slot := p.free[p.nfree-1]
 	o := &p.ops[slot]
 	o.kind, o.data = opWriteData, uint64(p.remote.handle)<<32|uint64(wr.Imm)
+	if d.bySource {
+		o.data = uint64(wr.Imm)
+	}
 	if wr.Op == provider.OpWrite {
 		o.kind, o.data = d.plainKind, (uint64(p.remote.handle)|markPlain)<<32
 	}

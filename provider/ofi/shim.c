@@ -34,10 +34,10 @@ void hw_restore_signals(void) {
 		if (s != SIGKILL && s != SIGSTOP) (void)sigaction(s, &kept[s], NULL);
 }
 
-int hw_getinfo(const struct hf_api *api, const char *provider, const char *node, int hmem, struct hf_info **out) {
+int hw_getinfo(const struct hf_api *api, const char *provider, const char *node, int hmem, int source, struct hf_info **out) {
 	struct hf_info *hints = api->dupinfo(NULL);
 	if (!hints) return -ENOMEM;
-	hints->caps = HF_MSG | HF_RMA | (hmem ? HF_HMEM : 0);
+	hints->caps = HF_MSG | HF_RMA | (hmem ? HF_HMEM : 0) | (source ? HF_SOURCE : 0);
 	hints->mode = HF_CONTEXT | HF_CONTEXT2;
 	hints->ep_attr->type = HF_EP_RDM;
 	hints->domain_attr->mr_mode = HF_MR_LOCAL | HF_MR_VIRT_ADDR | HF_MR_ALLOCATED | HF_MR_PROV_KEY | (hmem ? HF_MR_HMEM : 0);

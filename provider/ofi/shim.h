@@ -33,7 +33,7 @@ struct hw_dest {
 	struct hf_ep *ep;
 	hf_addr_t addr;
 	uint64_t stuck; // the library took no more; for the caller to clear
-	uint64_t unused;
+	uint64_t owed;  // the caller's
 };
 
 enum { HW_WRITE = 1, HW_WRITE_DATA = 2, HW_SEND = 3, HW_RECV = 4 };
@@ -69,7 +69,7 @@ struct hw_result {
 void hw_keep_signals(void);
 void hw_restore_signals(void);
 
-int hw_getinfo(const struct hf_api *, const char *provider, const char *node, int hmem, struct hf_info **);
+int hw_getinfo(const struct hf_api *, const char *provider, const char *node, int hmem, int source, struct hf_info **);
 void hw_describe(const struct hf_info *, struct hw_desc *);
 struct hf_info *hw_next(struct hf_info *);
 void hw_freeinfo(const struct hf_api *, struct hf_info *);

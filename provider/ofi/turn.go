@@ -60,7 +60,7 @@ func (d *domain) toldDown(h provider.Peer) {
 func (d *domain) turn() {
 	d.gather()
 	d.moved = d.nbatch > 0
-	d.rail.step(d.batch[:d.nbatch], d.flags, d.entries, nil, entriesPerPoll)
+	d.rail.step(d.batch[:d.nbatch], d.flags, d.entries, d.from, entriesPerPoll)
 	d.settleBatch()
 	d.digest()
 	if len(d.suspects) > 0 {
@@ -71,6 +71,9 @@ func (d *domain) turn() {
 	}
 	if len(d.ending) > 0 {
 		d.endQuiet()
+	}
+	if len(d.held) > 0 || len(d.haunted) > 0 {
+		d.admit()
 	}
 	if d.notes.retry.len() > 0 && d.notes.farewell {
 		d.notes.farewell = false
@@ -93,7 +96,7 @@ func (d *domain) digest() {
 		return
 	}
 	for i := range d.entries[:n] {
-		d.entry(&d.entries[i])
+		d.entry(&d.entries[i], i)
 	}
 	if r.has_error != 0 {
 		d.errored()
@@ -104,12 +107,12 @@ func (d *domain) digest() {
 	}
 }
 
-// entry is one completion of libfabric.
+// entry is one completion of libfabric, the k-th of a step.
 //
 // hot:
-func (d *domain) entry(e *entry) {
+func (d *domain) entry(e *entry, k int) {
 	if e.flags&flagRemoteData != 0 {
-		d.arrived(e)
+		d.arrived(e, d.sender(e, k))
 		return
 	}
 	o := (*op)(e.context)
@@ -118,7 +121,8 @@ func (d *domain) entry(e *entry) {
 		d.unknown++
 	case o.kind == opWrite || o.kind == opWriteData:
 		p := d.peers[o.peer]
-		if p == nil || p.ops == nil {
+		if p == nil || p.ops == nil || o != p.ack.op && !inside(p.ops, o) {
+			d.ghost(o)
 			return
 		}
 		if o == p.ack.op {
@@ -128,7 +132,7 @@ func (d *domain) entry(e *entry) {
 			}
 			return
 		}
-		if p.inflight > 0 && inside(p.ops, o) {
+		if p.inflight > 0 {
 			p.inflight--
 			if d.done(o) {
 				d.complete(p, o, provider.StatusOK)
@@ -141,17 +145,20 @@ func (d *domain) entry(e *entry) {
 	}
 }
 
-// arrived is a write with data: an immediate.
+// arrived is a write with data of p, which is nil when it is not known whose it is: an immediate.
 //
 // hot:
-func (d *domain) arrived(e *entry) {
-	p := d.peer(provider.Peer(e.data >> 32 &^ markPlain))
+func (d *domain) arrived(e *entry, p *peer) {
 	if p == nil || p.phase != up {
-		if p == nil || p.phase != greeting {
+		if p == nil || p.phase != greeting && p.phase != welcomed {
 			d.unknown++
 			return
 		}
-		d.up(p) // its welcome is on the way
+		d.up(p) // its welcome is on the way, or that it is ready
+	}
+	if d.bySource {
+		d.out.push(provider.Completion{Len: e.len, Peer: p.handle, Imm: uint32(e.data), Kind: provider.KindImm})
+		return
 	}
 	if e.data>>32&markPlain != 0 && e.data&markCount != 0 {
 		if !d.count(p, uint32(e.data)) {
@@ -188,6 +195,7 @@ func (d *domain) errored() {
 	case o.kind == opWrite || o.kind == opWriteData:
 		p := d.peers[o.peer]
 		if p == nil || p.ops == nil || p.inflight == 0 || !inside(p.ops, o) {
+			d.ghost(o)
 			return // a count, and then other writes tell
 		}
 		p.inflight--
@@ -229,7 +237,7 @@ func (d *domain) die(code int) {
 // drain reads until libfabric has nothing more.
 func (d *domain) drain() {
 	for d.dead == nil {
-		d.rail.step(nil, 0, d.entries, nil, entriesPerPoll)
+		d.rail.step(nil, 0, d.entries, d.from, entriesPerPoll)
 		if d.rail.out.entries == 0 && d.rail.out.has_error == 0 {
 			return
 		}
@@ -257,11 +265,15 @@ func (d *domain) slow() {
 	}
 	now := d.clock()
 	d.connecting = slices.DeleteFunc(d.connecting, func(p *peer) bool {
-		if p.phase != waiting && p.phase != greeting {
+		if p.phase != waiting && p.phase != greeting && p.phase != welcomed {
 			return true
 		}
 		if now >= p.deadline || d.private && p.phase == greeting && !p.reached && now >= p.deadline-int64(provider.ConnectTimeout-connectSlack-reachBound) {
-			d.fail(p, provider.StatusRefused, 0)
+			var detail uint32
+			if d.bySource && !p.claimed {
+				detail = DetailBusy
+			}
+			d.fail(p, provider.StatusRefused, detail)
 			return true
 		}
 		return false
