@@ -342,8 +342,11 @@ func (r *rail) step(ops []*op, flags uint64, entries []entry, src []uint64, limi
 	C.hw_step(r.raw, o, C.int64_t(len(ops)), C.uint64_t(flags), (*C.struct_hf_cq_data_entry)(unsafe.Pointer(&entries[0])), s, C.int64_t(limit), r.out)
 }
 
-// deviceDesc is what fi_getinfo says.
-type deviceDesc = C.struct_hw_desc
+// deviceDesc is what fi_getinfo says, and deviceChar is of its texts.
+type (
+	deviceDesc = C.struct_hw_desc
+	deviceChar = C.char
+)
 
 // result is what the last step did.
 func (r *rail) result() *C.struct_hw_result { return r.out }

@@ -107,7 +107,7 @@ func (p *peer) heardOf() bool {
 // claim gives the pair of endpoints to p when nothing of another connection is left on this side.
 func (d *domain) claim(p *peer) {
 	if !d.private {
-		if o := p.to.owner; o != nil && o.phase != ending && !o.failing && d.now >= p.patience {
+		if o := p.to.owner; o != nil && o.phase == up && !o.failing && d.now >= p.patience {
 			if p.phase == waiting && p.spent {
 				d.last(p.to, note{kind: noteRefuse, b: DetailBusy}, p.remote.handle, p.toThem)
 			}

@@ -122,7 +122,6 @@ func (d *domain) entry(e *entry, k int) {
 	case o.kind == opWrite || o.kind == opWriteData:
 		p := d.peers[o.peer]
 		if p == nil || p.ops == nil || o != p.ack.op && !inside(p.ops, o) {
-			d.ghost(o)
 			return
 		}
 		if o == p.ack.op {
@@ -138,6 +137,8 @@ func (d *domain) entry(e *entry, k int) {
 				d.complete(p, o, provider.StatusOK)
 			}
 		}
+	case o.kind == opFree: // it was flushed when its connection ended
+		d.ghost(o)
 	case o.kind == opSend:
 		d.noteDone(o)
 	case o.kind == opRecv:
@@ -195,7 +196,6 @@ func (d *domain) errored() {
 	case o.kind == opWrite || o.kind == opWriteData:
 		p := d.peers[o.peer]
 		if p == nil || p.ops == nil || p.inflight == 0 || !inside(p.ops, o) {
-			d.ghost(o)
 			return // a count, and then other writes tell
 		}
 		p.inflight--
@@ -208,6 +208,8 @@ func (d *domain) errored() {
 		}
 		d.fail(p, provider.StatusPeerDown, uint32(code))
 		p.grace = d.now + graceNanos
+	case o.kind == opFree:
+		d.ghost(o)
 	case o.kind == opSend:
 		d.lost(o, uint32(code))
 	case o.kind == opRecv:
