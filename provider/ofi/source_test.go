@@ -208,6 +208,9 @@ func TestBySourceDropsOlderImmediates(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.poll(t)
+	if i := slices.IndexFunc(b.sources, func(peer uint32) bool { return peer != 0 }); i >= 0 {
+		t.Errorf("address %d leads to a peer that has ended", i)
+	}
 	immediates(t, a, ha, 1, 2, 3) // a has not been polled: it knows of nothing
 	ha2, addrA, err := a.Offer()
 	if err != nil {
