@@ -7,6 +7,8 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -160,5 +162,43 @@ func TestLostPowerIsNoFailure(t *testing.T) {
 	}
 	if o, _, _ := s.ask(t, job{Args: []string{"true"}}, ""); o.Code != exitBroken || !strings.Contains(o.Err, "power") {
 		t.Errorf("the next program: %+v", o)
+	}
+}
+
+// What is said about one client, that it has gone, is not said to the next one's program.
+func TestProgramsOfManyClientsTakeTurns(t *testing.T) {
+	s, _ := fakeSession(t, 1)
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 20 {
+				var out bytes.Buffer
+				o, err := request(s.listener.Addr().String(), job{Args: []string{"echo", "mine"}}, nil, &out, &out)
+				if err != nil || o.Code != 0 || out.String() != "mine\n" {
+					t.Errorf("%+v, %v, %q", o, err, out.String())
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// Children that a program leaves behind end with it.
+func TestProgramLeavesNoChildren(t *testing.T) {
+	s, _ := fakeSession(t, 1)
+	o, out, _ := s.ask(t, job{Args: []string{"sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"}}, "")
+	var pid int
+	if _, err := fmt.Sscan(out, &pid); err != nil || o.Code != 0 {
+		t.Fatalf("%+v, %q: %v", o, out, err)
+	}
+	for end := time.Now().Add(hang); ; {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil || strings.Contains(string(stat), ") Z ") { // gone, or waiting for somebody to ask
+			return
+		}
+		if time.Now().After(end) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			t.Fatal("the child is alive")
+		}
 	}
 }
