@@ -302,6 +302,18 @@ func TestExpectEndsWhenAllHaveSent(t *testing.T) {
 }
 
 // A wait for a peer that owes something ends when it goes down, even when it is back at once; one without expectations goes on.
+// lookedAt is a context that tells when somebody waits for its end.
+type lookedAt struct {
+	context.Context
+	once   sync.Once
+	looked chan struct{}
+}
+
+func (c *lookedAt) Done() <-chan struct{} {
+	c.once.Do(func() { close(c.looked) })
+	return c.Context.Done()
+}
+
 func TestDeadPeerEndsExpect(t *testing.T) {
 	worlds(t, func(t *testing.T, w *world) {
 		p := w.pair(t, 1, 1, 4096)
@@ -309,7 +321,9 @@ func TestDeadPeerEndsExpect(t *testing.T) {
 		p.signal(t, 1, 2)
 		reach(t, c, 2)
 		ends := make(chan error, 1)
-		go func() { ends <- c.Expect(context.Background(), map[*hawser.Peer]uint64{from: 3}) }()
+		begun := &lookedAt{Context: context.Background(), looked: make(chan struct{})}
+		go func() { ends <- c.Expect(begun, map[*hawser.Peer]uint64{from: 3}) }()
+		<-begun.looked // else it may expect of the one that comes back
 		patient, stop := context.WithCancel(context.Background())
 		waits := make(chan error, 1)
 		go func() { waits <- c.Wait(patient, 3) }()
