@@ -92,6 +92,9 @@ func TestFenceInMidHandshake(t *testing.T) {
 			if took := ran(); took > provider.ConnectTimeout {
 				t.Errorf("the handshake went on for %v", took)
 			}
+			if stage == "proved" { // the engine has fenced it, or knows it from now on: else it may take it for later than the next one
+				_, _ = x.tryRead(wire.TypeLinks, nil)
+			}
 			x.hangUp()
 			x.up(e)
 			if again := <-peers; again != p {
