@@ -12,5 +12,7 @@
 //
 //	N passed, N failed, N skipped
 //
+// With -again, a few tests that failed run once more by themselves; those that pass then are named as flaky, and do not fail the run.
+//
 // Tests and subtests both count. It owns no state but that file.
 package main

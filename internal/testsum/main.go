@@ -16,11 +16,15 @@ import (
 // countsEnv names the file that collects the counts of several runs when -counts is not given.
 const countsEnv = "HAWSER_TEST_COUNTS"
 
+// againEnv makes every run try again.
+const againEnv = "HAWSER_TEST_AGAIN"
+
 func main() {
 	name := flag.String("name", "test", "name of this run in the counts file")
 	counts := flag.String("counts", os.Getenv(countsEnv), "append the counts to `FILE`")
 	live := flag.String("live", "", "print lines of tests that start with `PREFIX` as they come: progress of long tests")
 	failure := flag.String("failure", "", "count `NAME` as failed, with the output on standard input, and exit")
+	again := flag.Bool("again", os.Getenv(againEnv) != "", "run a few tests that failed again: see again.go; set by "+againEnv+", too")
 	total := flag.String("total", "", "add up the counts in `FILE`, print the end of the run, and exit")
 	flag.Parse()
 	switch {
@@ -30,6 +34,9 @@ func main() {
 		os.Exit(noteFailure(*counts, *failure, os.Stdin))
 	}
 	sum, err := judge(run(os.Stdout, *live, flag.Args()))
+	if *again {
+		sum, err = tryAgain(os.Stdout, *live, flag.Args(), sum, err)
+	}
 	fmt.Printf("%s: %s\n", *name, sum.line())
 	if *counts != "" {
 		err = errors.Join(err, appendCounts(*counts, *name, sum))
@@ -101,6 +108,7 @@ func printTotal(out io.Writer, file string) int {
 		sum.Skipped += r.Skipped
 	}
 	printSkips(out, runs)
+	printFlaky(out, runs)
 	printFailures(out, runs)
 	fmt.Fprintln(out, sum.line())
 	if sum.Failed > 0 || sum.Passed == 0 {

@@ -20,6 +20,7 @@ type Summary struct {
 	Skipped  int       `json:"skipped"`
 	Skips    []Skip    `json:"skips,omitempty"`
 	Failures []Failure `json:"failures,omitempty"`
+	Flaky    []Failure `json:"flaky,omitempty"` // counted as passed
 }
 
 // Skip is a test that was skipped. Package and Test are empty where a whole run was.
