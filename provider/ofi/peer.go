@@ -45,6 +45,7 @@ type peer struct {
 	fenced   bool // Fence was called: KindFenced is owed
 	spent    bool // the secret was used
 	failing  bool // in domain.dying
+	ripe     bool // settle ends it now
 	hungry   bool // in domain.early
 	bye      bool // the other side has gone or knows
 	parted   bool // the other side was told
@@ -356,21 +357,21 @@ func (d *domain) settle() {
 		return
 	}
 	for _, p := range d.dying {
-		if d.mayEnd(p) { // from here on nothing of p is let in
+		if p.ripe = d.mayEnd(p); p.ripe { // decided once: from here on nothing of p is let in
 			d.ungrantAll(p)
 		}
 	}
 	d.drain()
 	if !d.inert {
 		for _, p := range d.dying {
-			if d.mayEnd(p) {
+			if p.ripe {
 				_ = d.closePeer(p)
 			}
 		}
 		d.drain()
 	}
 	d.dying = slices.DeleteFunc(d.dying, func(p *peer) bool {
-		if !d.mayEnd(p) || !d.inert && p.ep != nil { // the last drain has shown that it is over
+		if !p.ripe { // the drain may have shown that it is over: the next turn ends it
 			return false
 		}
 		d.flushQueue(p)
@@ -404,9 +405,6 @@ func (d *domain) ungrantAll(p *peer) {
 // closePeer closes the connection's own endpoint: libfabric then reads and writes no memory for it.
 func (d *domain) closePeer(p *peer) (err error) {
 	d.ungrantAll(p)
-	if p.data != nil {
-		d.forgetStuck(p.data)
-	}
 	d.disclaim(p)
 	switch {
 	case p.ep == nil:

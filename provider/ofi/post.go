@@ -188,6 +188,9 @@ func (d *domain) activate(p *peer) {
 	}
 }
 
+// visitMax is what a visit may add to the batch: writes, control messages, a count.
+const visitMax = perVisit + notesAtOnce + 1
+
 // gather collects what can be posted now.
 //
 // hot:
@@ -198,7 +201,7 @@ func (d *domain) gather() {
 	}
 	d.stuck = d.stuck[:0]
 	d.gatherNotes()
-	for n := d.active.len(); n > 0 && d.nbatch <= batchLimit-perVisit-notesAtOnce; n-- {
+	for n := d.active.len(); n > 0 && d.nbatch <= batchLimit-visitMax; n-- {
 		p := d.active.pop()
 		p.queued = false
 		if p.phase == down || p.phase == ending || p.failing || p.to == nil {
@@ -337,21 +340,13 @@ func (d *domain) settleBatch() {
 	d.nbatch = 0
 }
 
+// noteStuck has the next gather try t again. One that is freed before stays listed: clearing it then does no harm.
+//
 // hot:
 func (d *domain) noteStuck(t *dest) {
 	if t.stuck == 1 {
 		t.stuck = 2 // listed
 		d.stuck = append(d.stuck, t)
-	}
-}
-
-func (d *domain) forgetStuck(t *dest) {
-	for i, s := range d.stuck {
-		if s == t {
-			d.stuck[i] = d.stuck[len(d.stuck)-1]
-			d.stuck = d.stuck[:len(d.stuck)-1]
-			return
-		}
 	}
 }
 

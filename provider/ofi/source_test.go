@@ -3,15 +3,12 @@
 package ofi
 
 import (
-	"context"
 	"errors"
-	"os"
 	"slices"
 	"testing"
 	"time"
 	"unsafe"
 
-	"github.com/hawser-project/hawser/internal/cpu"
 	"github.com/hawser-project/hawser/provider"
 )
 
@@ -23,29 +20,7 @@ type end struct {
 
 func openBySource(t *testing.T) *end {
 	t.Helper()
-	p := BySource(New(Options{Provider: "tcp"}), true)
-	devs, err := p.Devices(context.Background())
-	if errors.Is(err, provider.ErrUnavailable) && os.Getenv("HAWSER_TEST_COUNTS") == "" {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	bell, err := cpu.NewParker()
-	if err != nil {
-		t.Fatal(err)
-	}
-	d, err := p.Open(context.Background(), devs[0], provider.Config{Bell: bell})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-		_ = bell.Close()
-	})
-	return &end{domain: d.(*domain)}
+	return openEnd(t, BySource(New(Options{Provider: "tcp"}), true))
 }
 
 func (e *end) poll(t *testing.T) {
