@@ -65,6 +65,7 @@ func TestRepeatedRefusalsEndTheSession(t *testing.T) {
 		ends  bool
 	}{
 		"refused writes":                {provider.StatusAccess, 0, maxStrikes/(denialStrikes+1) + 1, true},
+		"refused writes with pauses":    {provider.StatusAccess, lastRetry * 3 / 2, 2 * maxStrikes / denialStrikes, true},
 		"refused writes now and then":   {provider.StatusAccess, (denialStrikes + 2) * steady, 100, false},
 		"connections that break":        {provider.StatusPeerDown, 0, maxStrikes + 1, true},
 		"connections that break seldom": {provider.StatusPeerDown, 2 * steady, 200, false},
@@ -74,6 +75,9 @@ func TestRepeatedRefusalsEndTheSession(t *testing.T) {
 			b := newBench(t, d)
 			p := b.live(false)
 			for i := range c.times {
+				if len(b.sink.breaches) != 0 && c.rest > 0 && c.ends {
+					break // with what was forgiven
+				}
 				if len(b.sink.breaches) != 0 {
 					t.Fatalf("the session has ended after %d: %v", i, b.sink.breaches)
 				}
@@ -94,6 +98,48 @@ func TestRepeatedRefusalsEndTheSession(t *testing.T) {
 			if ended := len(b.sink.breaches) != 0; ended != c.ends {
 				t.Fatalf("the session has ended: %v", b.sink.breaches)
 			}
+		})
+	}
+}
+
+// A link that flaps for hours does not end the session, alone or beside a healthy one: not if each connection fails at once, nor if some last
+// for long enough that those after them are begun at once.
+func TestFlappingLinkKeepsItsSession(t *testing.T) {
+	const hour = 3600 * TicksPerSecond
+	for name, c := range map[string]struct {
+		links int
+		lasts func(i int) uint64 // ticks in service
+	}{
+		"one of two, at once":      {2, func(int) uint64 { return 0 }},
+		"one of two, within 5 s":   {2, func(int) uint64 { return steady - 1 }},
+		"one of two, now and then": {2, func(i int) uint64 { return uint64(i%4/3) * (steady + 1) }},
+		"the only one, at once":    {1, func(int) uint64 { return 0 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			doms, slots := []*fakeDomain{newFake(16), newFake(16)}[:c.links], []Slot{{Local: 0, Remote: []uint16{0}}, {Local: 1, Remote: []uint16{1}}}[:c.links]
+			b := newBench(t, doms...)
+			p := b.live(true, slots...)
+			l, most := p.links[0], 0
+			for range 2 * hour {
+				if l.state == ready && b.g.ticks-l.since >= c.lasts(int(l.epoch)) {
+					epoch := l.epoch
+					b.breaks(p, 0)
+					b.hears(p, wire.LinkNotice{Step: wire.LinkReport, Epoch: epoch})
+				}
+				b.g.Tick()
+				b.settle()
+				if l.state == offered {
+					b.hears(p, wire.LinkNotice{Step: wire.LinkAnswer, Epoch: l.epoch, Addr: []byte("x")})
+				}
+				b.finishAll() // the probe
+				if most = max(most, l.strikes); len(b.sink.breaches) != 0 {
+					t.Fatalf("the session has ended after %d losses: %v", l.counts.Losses, b.sink.breaches)
+				}
+			}
+			if l.counts.Losses < 10*maxStrikes || most > maxStrikes/8 {
+				t.Fatalf("%d losses, at most %d strikes at a time", l.counts.Losses, most)
+			}
+			b.endsAtZero(p)
 		})
 	}
 }

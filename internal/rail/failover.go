@@ -47,7 +47,10 @@ func (g *Group) lose(l *link, why string) {
 	if was == ready {
 		p.ready--
 		l.counts.Losses++
-		g.strike(l, 1)
+		if g.ticks-l.failedAt < hasty {
+			g.strike(l, 1)
+		}
+		l.failedAt = g.ticks
 	}
 	g.reclass(p)
 	if p.ready == 0 {
@@ -62,14 +65,18 @@ func (g *Group) lose(l *link, why string) {
 	}
 }
 
-// A link of which this side loses one connection after the other costs the session: whoever begins connections keeps pauses in between, so an
-// honest peer never gets there, and one that writes where it may not, on a network where that ends the connection, gets there soon.
+// A link of which this side loses one connection right after the other costs the session, and so do writes of the other side that were refused,
+// on a network where that ends the connection. Links that flap or stall do not, however long: an honest leader of one begins connections with
+// pauses (relink.go), so that few losses follow each other within hasty, and more are forgiven in the 5 s in service that its pauses need
+// to become short again.
 const (
 	maxStrikes    = 64
-	denialStrikes = 8 // for a write of the other side that was refused, beside the 1 for the connection that it has ended
+	denialStrikes = 8          // for a write of the other side that was refused: with the longest pauses about 10 end the session
+	hasty         = 2          // ticks since the last loss, within which another one is a strike: less than half of aloneRetry
+	forgiveTime   = steady / 2 // ticks, in any state, after which one is forgiven
 )
 
-// strike notes what the other side has cost us. One is forgiven each time that the link has been in service for a while.
+// strike notes what the other side has cost us.
 func (g *Group) strike(l *link, n int) {
 	if l.strikes += n; l.strikes > maxStrikes {
 		g.sink.GiveUp(l.peer, fmt.Sprintf("too many connections of link %d were lost, %d of them by writes that were refused", l.index, l.counts.Denials), true)

@@ -118,6 +118,8 @@ type link struct {
 	retryAt uint64 // tick
 	seen    uint64 // landed at the last look for a stall
 	stalled int    // ticks without progress
+
+	failedAt uint64 // tick of the last loss of a connection that was in service
 }
 
 // conn is the account of one connection: what a fair division of what went down with it needs.

@@ -15,7 +15,7 @@ const (
 	firstRetry   = 1                   // before the second attempt in a row to connect a link anew; the first is at once
 	aloneRetry   = TicksPerSecond / 2  // the longest pause while no link is in service: the session ends after some seconds of that
 	lastRetry    = 5 * TicksPerSecond  // the longest pause between two attempts
-	steady       = 5 * TicksPerSecond  // in service for so long, a link has a clean slate
+	steady       = 5 * TicksPerSecond  // in service for so long, a link is connected at once when it fails
 	offerTime    = 10 * TicksPerSecond // for an attempt as a whole; networks give up after provider.ConnectTimeout
 	keyTime      = 5 * TicksPerSecond  // for the owner of a remote to give the key for a new connection
 	proofTime    = 1 * TicksPerSecond  // between two attempts to prove that a connection is silent
@@ -83,14 +83,14 @@ func (g *Group) tickAll() {
 }
 
 func (g *Group) tick(l *link) {
+	if g.ticks%forgiveTime == 0 {
+		l.strikes = max(0, l.strikes-1)
+	}
 	age := g.ticks - l.since
 	switch l.state {
 	case ready:
 		if age == steady {
 			l.tries = 0
-		}
-		if age > 0 && age%steady == 0 {
-			l.strikes = max(0, l.strikes-1)
 		}
 		if l.landed != l.seen || l.outstanding == l.sends {
 			l.seen, l.stalled = l.landed, 0
