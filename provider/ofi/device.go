@@ -62,7 +62,7 @@ func (n network) find(name string) (*info, device, error) {
 // list is what can be opened: loopback first, each name once. The caller frees the entries.
 func (n network) list() ([]*info, []device, error) {
 	if n.Provider == "" {
-		if err := checkHardware(); err != nil {
+		if err := checkHardware("/"); err != nil {
 			return nil, nil, err
 		}
 	}

@@ -2,8 +2,8 @@
 //
 // # Loading
 //
-// libibverbs is loaded when the first device is looked for; a binary runs without it, and Devices says then what to install. What is used
-// of its binary interface is declared in abi.h, so building needs a C compiler and no header of rdma-core. Without cgo the package
+// libibverbs is loaded when devices are looked for and /sys/class/infiniband has some; a binary runs without it, and Devices says then what
+// to install. What is used of its binary interface is declared in abi.h, so building needs a C compiler and no header of rdma-core. Without cgo the package
 // builds too, and has no devices.
 //
 // # Devices

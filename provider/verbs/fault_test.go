@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"unsafe"
@@ -29,7 +31,7 @@ func TestDevicesSayWhatIsMissing(t *testing.T) {
 		{name: "no library", library: "libnone.so.1", want: []string{"libnone.so.1", "install libibverbs1"}},
 		{name: "not the library", library: "libc.so.6", want: []string{"libc.so.6", "ibv_get_device_list"}},
 		{name: "no kernel module", env: [2]string{"FAKE_GET_DEVICE_LIST", "38"}, want: []string{"ibv_get_device_list", "not implemented"}},
-		{name: "no device", env: [2]string{"FAKE_DEVICES", "0"}, want: []string{"no RDMA device"}},
+		{name: "no driver", env: [2]string{"FAKE_DEVICES", "0"}, want: []string{"no RDMA device", "ibverbs-providers"}},
 		{name: "no permission", env: [2]string{"FAKE_OPEN_DEVICE", "13"}, want: []string{"ibv_open_device fake0", "permission denied"}},
 		{name: "port down", env: [2]string{"FAKE_PORT_STATE", "1"}, want: []string{"fake0/1", "not active", "fake1/1"}},
 		{name: "none of those asked for", devices: []string{"mlx5_0"}, want: []string{`["mlx5_0"]`, "fake0"}},
@@ -40,7 +42,7 @@ func TestDevicesSayWhatIsMissing(t *testing.T) {
 			}
 			v := onFake(t, verbs.Options{Devices: tc.devices})
 			if tc.library != "" {
-				v = verbs.New(verbs.Options{Library: tc.library})
+				v = verbs.NewOn(verbs.Options{Library: tc.library}, fakeSysfs(t), fakeAddresses)
 			}
 			devs, err := v.Devices(context.Background())
 			if !errors.Is(err, provider.ErrUnavailable) {
@@ -52,6 +54,20 @@ func TestDevicesSayWhatIsMissing(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Where there is no card, the library is not loaded: it would be missing here.
+func TestNoCardNoLibrary(t *testing.T) {
+	empty := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(empty, "sys/class/infiniband"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, sys := range []string{empty, t.TempDir()} {
+		_, err := verbs.NewOn(verbs.Options{Library: "libnone.so.1"}, sys, fakeAddresses).Devices(context.Background())
+		if !errors.Is(err, provider.ErrUnavailable) || !strings.Contains(err.Error(), "no RDMA device: nothing is in /sys/class/infiniband") {
+			t.Errorf("%v, want that there is no device", err)
+		}
 	}
 }
 

@@ -1,9 +1,13 @@
 package verbs
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/hawser-project/hawser/topo"
@@ -13,6 +17,15 @@ import (
 type sysfs string
 
 const systemSysfs = sysfs("/")
+
+// classIB is where the kernel lists RDMA devices.
+const classIB = "sys/class/infiniband"
+
+// bare reports whether the kernel lists no RDMA device. What cannot be seen is left to the library.
+func (s sysfs) bare() bool {
+	entries, err := os.ReadDir(filepath.Join(string(s), classIB))
+	return err == nil && len(entries) == 0 || errors.Is(err, fs.ErrNotExist)
+}
 
 // numaNode of a device, -1 when it is not known.
 func (s sysfs) numaNode(device string) int {

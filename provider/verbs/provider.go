@@ -34,6 +34,9 @@ func (v *verbs) Devices(ctx context.Context) ([]provider.Device, error) {
 	if v.fault != nil {
 		return nil, v.fault
 	}
+	if v.sys.bare() { // who has no card is spared the library
+		return nil, fmt.Errorf("verbs devices: %w: there is no RDMA device: nothing is in /%s", provider.ErrUnavailable, classIB)
+	}
 	lib, err := load(v.opts.Library)
 	if err != nil {
 		return nil, fmt.Errorf("verbs devices: %w", err)
@@ -62,7 +65,8 @@ func (v *verbs) Devices(ctx context.Context) ([]provider.Device, error) {
 	case len(names) > 0:
 		return nil, fmt.Errorf("verbs devices: %w: Options.Devices %q leaves none of %q", provider.ErrUnavailable, v.opts.Devices, names)
 	}
-	return nil, fmt.Errorf("verbs devices: %w: there is no RDMA device (or its driver's library is missing: ibverbs-providers)", provider.ErrUnavailable)
+	return nil, fmt.Errorf("verbs devices: %w: the library has no RDMA device, /%s has: its driver's library is missing (ibverbs-providers), or its file in /dev/infiniband",
+		provider.ErrUnavailable, classIB)
 }
 
 // portsOf lists the ports of one card that can be used; the error says why the others cannot.
