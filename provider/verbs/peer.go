@@ -44,6 +44,7 @@ type peer struct {
 	touched  bool // in domain.touched
 	released bool // Disconnect or Fence was called
 	fenced   bool // Fence was called: KindFenced is owed
+	unproven bool // the card did not end a queue pair, or its right to the inbox: it may still execute what the peer sends
 	toldDown bool
 	status   provider.Status // why down
 	detail   uint32
@@ -121,7 +122,7 @@ func (d *domain) Offer() (provider.Peer, provider.Addr, error) {
 	}
 	p.handle = provider.Peer(d.generations[i])<<provider.PeerIndexBits | provider.Peer(i)
 	d.peers[i] = p
-	for _, q := range []queuePair{p.ctl, p.in} {
+	for _, q := range []queuePair{p.ctl, p.out, p.in} {
 		d.byQP.add(q.qpn, int(i))
 	}
 	o := offer{
@@ -152,10 +153,11 @@ func (d *domain) equip(p *peer) (err error) {
 		return registerFault(err, provider.Memory{Bytes: p.inbox.mem})
 	}
 	for _, q := range []struct {
-		qp    *queuePair
-		depth int
-	}{{&p.ctl, controlDepth}, {&p.out, p.writes.depth}, {&p.in, 1}} {
-		if *q.qp, err = d.card.newQP(q.depth, d.opts.PKeyIndex); err != nil {
+		qp       *queuePair
+		depth    int
+		writable bool
+	}{{&p.ctl, controlDepth, true}, {&p.out, p.writes.depth, false}, {&p.in, 1, true}} {
+		if *q.qp, err = d.card.newQP(q.depth, d.opts.PKeyIndex, q.writable); err != nil {
 			return fmt.Errorf("%w%s", err, memlockHint(err, 0))
 		}
 	}
@@ -172,9 +174,11 @@ func (d *domain) dismantle(p *peer) error {
 		}
 	}
 	if p.inbox.reg.c != nil {
-		errs = append(errs, d.card.deregister(p.inbox.reg))
+		err := d.card.deregister(p.inbox.reg)
+		p.unproven = p.unproven || err != nil
+		errs = append(errs, err)
 	}
-	if p.inbox.mem != nil {
+	if p.inbox.mem != nil && !p.unproven { // else the card may still write there
 		errs = append(errs, unix.Munmap(p.inbox.mem))
 	}
 	p.inbox = inbox{}
