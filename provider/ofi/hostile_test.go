@@ -3,11 +3,13 @@
 package ofi
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
 	"slices"
 	"testing"
+	"unsafe"
 
 	"github.com/hawser-project/hawser/internal/cpu"
 	"github.com/hawser-project/hawser/provider"
@@ -39,18 +41,61 @@ func openEnd(t *testing.T, p provider.Provider) *end {
 	return &end{domain: d.(*domain)}
 }
 
+// bare is a Domain without libfabric that has one peer, which is up, and memory to send from and to receive into.
+func bare() (*domain, *peer) {
+	d := &domain{batch: make([]*op, batchLimit), page: make([]byte, 1), now: 1}
+	d.notes.out, d.notes.outBufs, d.notes.meta = make([]op, noteBufs), make([]byte, noteBufs*noteLen), make([]noteMeta, noteBufs)
+	for i := range noteBufs {
+		d.notes.out[i].kind = opSend
+		d.notes.free = append(d.notes.free, uint16(i))
+	}
+	memory := bytes.Repeat([]byte{ours}, maxSend)
+	d.regs = []registration{{id: 1 << 32, ptr: unsafe.Pointer(&memory[0]), n: maxSend}}
+	p := barePeer(peerDepth)
+	p.handle = 1 << provider.PeerIndexBits
+	for i := range peerDepth {
+		p.free[i] = uint8(peerDepth - 1 - i)
+	}
+	p.nfree = peerDepth
+	d.peers = []*peer{p}
+	return d, p
+}
+
+// ours is each byte of the memory of a bare Domain.
+const ours = 0xA5
+
+func barePeer(ops int) *peer {
+	p := &peer{phase: up, to: &target{dest: &dest{}, refs: 1}, ops: make([]op, ops)}
+	p.ack.op = &op{}
+	return p
+}
+
+func (d *domain) sendOf(p *peer, n uint64) bool {
+	return d.postSend(&provider.WR{Op: provider.OpSend, Peer: p.handle, LocalKey: 1 << 32, Len: n})
+}
+
+// flush has what waits written, as if it were sent at once.
+func (d *domain) flush(t *testing.T) {
+	t.Helper()
+	d.gather()
+	for _, o := range d.batch[:d.nbatch] {
+		if o.len > noteLen {
+			t.Fatalf("a control message of %d bytes", o.len)
+		}
+		buf := d.notes.outBufs[indexOf(d.notes.out, o)*noteLen:][:o.len]
+		if kind := noteKind(buf[0]); (kind == noteSend || kind == noteData) && bytes.Trim(buf[noteHead:], string([]byte{ours})) != nil {
+			t.Fatalf("message %d shows memory that was not to be sent: %x", kind, buf)
+		}
+		d.noteDone(o)
+	}
+}
+
 // What one gather collects fits the batch, whatever the visits add.
 func TestGatherFitsTheBatch(t *testing.T) {
 	const full, rest = 12, batchLimit - 12*visitMax - visitMax + 1 // visits, and writes that leave one operation less than a visit's room
-	d := &domain{batch: make([]*op, batchLimit), page: make([]byte, 1)}
-	bufs := (full + 3) * notesAtOnce
-	d.notes.out, d.notes.outBufs, d.notes.meta = make([]op, bufs), make([]byte, bufs*noteLen), make([]noteMeta, bufs)
-	for i := range bufs {
-		d.notes.free = append(d.notes.free, uint16(i))
-	}
+	d, _ := bare()
 	for i := range full + 2 {
-		p := &peer{phase: up, to: &target{}, ops: make([]op, perVisit)}
-		p.ack.op = &op{}
+		p := barePeer(perVisit)
 		writes := perVisit
 		if i == full {
 			writes = rest
@@ -70,6 +115,137 @@ func TestGatherFitsTheBatch(t *testing.T) {
 	if d.nbatch != full*visitMax+rest {
 		t.Errorf("%d operations were collected, want %d: the last visit has no room", d.nbatch, full*visitMax+rest)
 	}
+}
+
+// A peer says that it has a message before all of it was sent.
+func TestTakenTooEarly(t *testing.T) {
+	d, p := bare()
+	for range notesAtOnce + 1 {
+		d.sendOf(p, 1)
+	}
+	d.gather()
+	if !d.take(p, message{note: note{kind: noteTaken, a: notesAtOnce - 1}}) {
+		t.Error("a message that has been announced was not taken")
+	}
+	if d.take(p, message{note: note{kind: noteTaken, a: notesAtOnce}}) {
+		t.Error("a message was taken whose announcement waits")
+	}
+	d, p = bare()
+	d.sendOf(p, maxSend)
+	d.flush(t)
+	if !d.take(p, message{note: note{kind: noteClear, c: maxSend}}) {
+		t.Fatal("the payload was not asked for")
+	}
+	d.flush(t)
+	if d.take(p, message{note: note{kind: noteTaken}}) {
+		t.Error("a message was taken of which pieces wait")
+	}
+	for p.notes.len() > 0 {
+		d.flush(t)
+	}
+	if !d.take(p, message{note: note{kind: noteTaken}}) || d.out.len() != 1 {
+		t.Error("a message that was sent was not taken")
+	}
+}
+
+// A peer announces more than it may: none of the owner's receives is lost.
+func TestAnnouncedTooOften(t *testing.T) {
+	d, p := bare()
+	for range 2 * maxAnnounced {
+		d.postRecv(&provider.WR{Op: provider.OpRecv, LocalKey: 1 << 32, Len: maxSend})
+	}
+	for i := range uint64(maxAnnounced + 1) {
+		if ok := d.take(p, message{note: note{kind: noteSend, a: i, b: maxSend}}); ok != (i < maxAnnounced) {
+			t.Errorf("announcement %d: %v", i, ok)
+		}
+	}
+	if n := d.recvs.len() + p.underWay(); n != 2*maxAnnounced {
+		t.Errorf("%d receives, %d were posted", n, 2*maxAnnounced)
+	}
+}
+
+// A peer asks and takes no answer, or tells what it was not asked: what is kept for it is bounded.
+func TestAnswersAreBounded(t *testing.T) {
+	d, p := bare()
+	d.acks = true
+	const many = 1000
+	asked := 0
+	for asked < many && d.take(p, message{note: note{kind: noteAsk, a: 1}}) {
+		asked++
+	}
+	for range many {
+		d.take(p, message{note: note{kind: noteUngrant, a: 1}})
+	}
+	if asked != maxAnswers || p.notes.len() > maxAnswers+1 {
+		t.Errorf("%d questions were accepted, %d messages wait", asked, p.notes.len())
+	}
+	p.ack.barrier = many
+	if d.take(p, message{note: note{kind: noteUngranted, b: many + 1}}) || !d.take(p, message{note: note{kind: noteUngranted, b: many}}) {
+		t.Error("more ends of keys were confirmed than there were, or not those that were")
+	}
+	grant := message{note: note{kind: noteGrant, a: 1<<slotBits | (maxGrants - 1)}, body: make([]byte, 4*8)}
+	if !d.take(p, grant) || len(p.known) > 0 {
+		t.Errorf("%d grants were learned that nobody asked for", len(p.known))
+	}
+	p.asking, p.asked = grant.a, true
+	if !d.take(p, grant) || p.lookup(grant.a) == nil {
+		t.Error("the answer was not learned")
+	}
+}
+
+// Whatever a peer says, no memory is shown or overrun, no receive is lost, and nothing grows.
+func FuzzNotes(f *testing.F) {
+	f.Add([]byte{0x80, 0x82, byte(noteClear), 0, 1, byte(noteTaken), 0, 0})
+	f.Add([]byte{0x81, byte(noteSend), 0, 1, 0x82, byte(noteData), 0, 1})
+	f.Add([]byte{0x83, 0x83, 0x83, 0x83, 0x83, byte(noteTaken), 4, 0, 0x82})
+	f.Fuzz(func(t *testing.T, script []byte) {
+		d, p := bare()
+		d.acks = len(script)%2 == 0
+		sizes := [...]uint32{0, maxSend, 1, noteBody, noteBody + 1, 2 * noteBody, maxSend + 1, 1<<32 - 1}
+		recvs, sends := 0, 0
+		next := func() (b byte) {
+			if len(script) > 0 {
+				b, script = script[0], script[1:]
+			}
+			return b
+		}
+		for len(script) > 0 && !p.failing {
+			switch k := next(); k {
+			case 0x80, 0x83:
+				if d.sendOf(p, uint64(sizes[1+(k-0x80)&1])) {
+					sends++
+				}
+			case 0x81:
+				if d.postRecv(&provider.WR{Op: provider.OpRecv, LocalKey: 1 << 32, Len: maxSend}) {
+					recvs++
+				}
+			case 0x82:
+				d.flush(t)
+			default:
+				m := message{note: note{kind: noteKind(k % byte(lastNote)), a: uint64(next())}}
+				x := next()
+				m.b, m.c = sizes[x%8], sizes[x/8%8]
+				m.body = bytes.Repeat([]byte{ours}, int(min(noteBody, sizes[x/32%8])))
+				if m.kind != noteHello && !d.take(p, m) {
+					d.fail(p, provider.StatusProtocol, 0)
+				}
+			}
+		}
+		for d.out.len() > 0 {
+			switch d.out.pop().Kind {
+			case provider.KindRecv:
+				recvs--
+			case provider.KindSend:
+				sends--
+			}
+		}
+		if recvs != d.recvs.len()+p.underWay() || sends != peerDepth-p.nfree {
+			t.Errorf("%d receives and %d messages are owed, %d and %d are known of", recvs, sends, d.recvs.len()+p.underWay(), peerDepth-p.nfree)
+		}
+		if most := 2*maxAnswers + maxAnnounced*(maxSend/noteBody+2); p.notes.len() > most {
+			t.Errorf("%d messages wait, at most %d should", p.notes.len(), most)
+		}
+	})
 }
 
 // A connection whose end is due only after the queue was read is not ended before its grants have been closed and the queue was read again.

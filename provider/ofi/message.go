@@ -11,6 +11,15 @@ import (
 // maxAnnounced is how many messages of a peer may wait at the receiver for a receive to be posted.
 const maxAnnounced = 8
 
+// How far a message of ours is: op.data. What the peer says of one that is not so far breaks the protocol: what waits in peer.notes still
+// reads the message.
+const (
+	sendWaits     = iota // the announcement has not been written
+	sendAnnounced        // it has, with the payload if that is short
+	sendCleared          // the peer asked for the payload; pieces are not all written
+	sendWritten          // they are
+)
+
 // posting is a receive that the owner has posted.
 type posting struct {
 	buf   unsafe.Pointer
@@ -51,14 +60,13 @@ func (d *domain) send(p *peer) {
 	for p.announce < maxAnnounced && p.sends.len() > 0 {
 		slot := p.sends.pop()
 		p.announce++
-		p.ops[slot].data = 1 // announced
 		p.notes.push(note{kind: noteSend, a: uint64(slot), b: p.ops[slot].len})
 	}
 }
 
-// mine finds a message of ours that the peer speaks of.
+// mine finds a message of ours that the peer speaks of, if all that was to be sent has been written.
 func (p *peer) mine(a uint64) *op {
-	if a >= peerDepth || p.ops[a].kind != opMessage || p.ops[a].data == 0 {
+	if a >= peerDepth || p.ops[a].kind != opMessage || p.ops[a].data != sendAnnounced && p.ops[a].data != sendWritten {
 		return nil
 	}
 	return &p.ops[a]
@@ -67,10 +75,10 @@ func (p *peer) mine(a uint64) *op {
 // cleared: the peer has a receive for a long message.
 func (d *domain) cleared(p *peer, m message) bool {
 	o := p.mine(m.a)
-	if o == nil || o.data != 1 || m.c != o.len {
+	if o == nil || o.data != sendAnnounced || o.len <= noteBody || m.c != o.len {
 		return false
 	}
-	o.data = 2
+	o.data = sendCleared
 	for off := uint32(0); off < o.len; off += noteBody {
 		p.notes.push(note{kind: noteData, a: m.a, b: off, c: min(noteBody, o.len-off)})
 	}
@@ -96,13 +104,13 @@ func (d *domain) announced(p *peer, m message) bool {
 	if m.a >= peerDepth || m.b > maxSend || whole && len(m.body) != int(m.b) || !whole && len(m.body) > 0 {
 		return false
 	}
+	if p.waitlist.len()+p.underWay() >= maxAnnounced || p.answers >= maxAnswers {
+		return false
+	}
 	e := earlyMessage{n: m.b, slot: uint8(m.a), room: noRoom}
 	if p.waitlist.len() == 0 && d.recvs.len() > 0 {
 		d.match(p, e, m.body)
 		return true
-	}
-	if p.waitlist.len() == maxAnnounced {
-		return false
 	}
 	if whole && m.b > 0 {
 		if p.room == nil {
@@ -121,6 +129,16 @@ func (d *domain) announced(p *peer, m message) bool {
 		d.early.push(p)
 	}
 	return true
+}
+
+// underWay is how many receives wait for the rest of a long message of p's.
+func (p *peer) underWay() (n int) {
+	for i := range p.incoming {
+		if p.incoming[i].live {
+			n++
+		}
+	}
+	return n
 }
 
 // feed gives receives to the messages that wait for one.
@@ -163,11 +181,11 @@ func (d *domain) match(p *peer, e earlyMessage, body []byte) {
 				break
 			}
 		}
-		p.note(d, note{kind: noteClear, a: uint64(e.slot), c: e.n})
+		p.reply(d, note{kind: noteClear, a: uint64(e.slot), c: e.n})
 		return
 	}
 	d.out.push(c)
-	p.note(d, note{kind: noteTaken, a: uint64(e.slot)})
+	p.reply(d, note{kind: noteTaken, a: uint64(e.slot)})
 }
 
 // data is a piece of a long message.
@@ -185,7 +203,7 @@ func (d *domain) data(p *peer, m message) bool {
 		if in.got += m.c; in.got >= in.n {
 			in.live = false
 			d.out.push(provider.Completion{Token: in.to.token, Len: uint64(in.n), Peer: p.handle, Kind: provider.KindRecv})
-			p.note(d, note{kind: noteTaken, a: m.a})
+			p.reply(d, note{kind: noteTaken, a: m.a})
 		}
 		return true
 	}

@@ -22,7 +22,7 @@ const (
 	noteGrant                         // key a is b.. : payload known
 	noteDeny                          // key a is none
 	noteUngrant                       // key a has ended, when b short writes had arrived
-	noteUngranted                     // the answer, where short writes are counted
+	noteUngranted                     // the answer, where short writes are counted: to b of them
 	noteSend                          // message a of b bytes; the payload is there when it fits
 	noteClear                         // send c bytes of message a
 	noteData                          // bytes at b of message a
@@ -43,6 +43,8 @@ const (
 	noteBody = noteLen - noteHead
 	// notesAtOnce is how many control messages of one peer are under way.
 	notesAtOnce = 4
+	// maxAnswers to a peer may wait until it takes some. One that keeps the protocol is owed one for a question, and one for each message.
+	maxAnswers = 4 * maxAnnounced
 	// byeNanos is how long an undeliverable control message of a connection that is gone is tried.
 	byeNanos = int64(1e9)
 )
@@ -139,16 +141,25 @@ func (p *peer) note(d *domain, n note) {
 	d.activate(p)
 }
 
+// reply queues what the peer has asked for.
+func (p *peer) reply(d *domain, n note) {
+	p.answers++
+	p.note(d, n)
+}
+
 // write encodes a note to p into a free buffer; there is one.
 func (d *domain) write(p *peer, n note) *op {
 	b := &d.notes
 	i := b.free[len(b.free)-1]
 	b.free = b.free[:len(b.free)-1]
 	o := &b.out[i]
-	buf := b.outBufs[int(i)*noteLen:][:noteLen]
+	buf := b.outBufs[int(i)*noteLen:][:noteLen:noteLen]
 	p.to.refs++
 	b.meta[i] = noteMeta{to: p.to, handle: p.handle, deadline: d.now + byeNanos}
 	o.dest = p.to.dest
+	if n.kind == noteUngranted {
+		n.b, p.ungranted = p.ungranted, 0
+	}
 	head(buf, n, p.remote.handle, p.toThem)
 	body := buf[noteHead:noteHead]
 	switch n.kind {
@@ -159,7 +170,12 @@ func (d *domain) write(p *peer, n note) *op {
 		body = append(body, d.ctlName...)
 	case noteWelcome:
 		binary.LittleEndian.PutUint64(buf[16:], uint64(p.handle))
+	case noteAsk:
+		p.asked = true
+	case noteDeny, noteClear, noteTaken:
+		p.answers--
 	case noteGrant:
+		p.answers--
 		g := &p.grants[n.b]
 		if g.id != n.a { // it has ended since
 			buf[0] = byte(noteDeny)
@@ -170,10 +186,14 @@ func (d *domain) write(p *peer, n note) *op {
 		}
 	case noteSend:
 		if n.b <= noteBody {
-			body = append(body, p.payload(uint8(n.a))...)
+			body = append(body, p.payload(uint8(n.a))[:n.b]...)
 		}
+		p.ops[n.a].data = sendAnnounced
 	case noteData:
 		body = append(body, p.payload(uint8(n.a))[n.b:n.b+n.c]...)
+		if o := &p.ops[n.a]; n.b+n.c == o.len {
+			o.data = sendWritten
+		}
 	}
 	o.len = uint32(noteHead + len(body))
 	p.sent++
@@ -313,29 +333,37 @@ func (d *domain) take(p *peer, m message) bool {
 	}
 	switch m.kind {
 	case noteAsk:
+		if p.answers >= maxAnswers {
+			return false
+		}
 		d.tell(p, m.a)
 	case noteGrant:
 		if len(m.body) != 4*8 || m.a == 0 {
 			return false
 		}
 		v := func(i int) uint64 { return binary.LittleEndian.Uint64(m.body[8*i:]) }
-		p.learn(known{id: m.a, base: v(0), n: v(1), raddr: v(2), rkey: v(3)})
-		p.answered(d, m.a, true)
+		if p.answered(d, m.a) {
+			p.learn(known{id: m.a, base: v(0), n: v(1), raddr: v(2), rkey: v(3)})
+		}
 	case noteDeny:
-		p.answered(d, m.a, false)
+		if p.answered(d, m.a) {
+			p.denied = m.a
+		}
 	case noteUngrant:
 		if d.acks {
 			if !d.count(p, m.b) {
 				return false
 			}
-			p.note(d, note{kind: noteUngranted})
+			if p.ungranted++; p.ungranted == 1 {
+				p.note(d, note{kind: noteUngranted})
+			}
 		}
 		d.unlearn(p, m.a)
 	case noteUngranted:
-		if p.ack.barrier == 0 {
+		if m.b == 0 || uint64(m.b) > uint64(p.ack.barrier) {
 			return false
 		}
-		p.ack.barrier--
+		p.ack.barrier -= int(m.b)
 		d.activate(p)
 	case noteSend:
 		return d.announced(p, m)
@@ -356,22 +384,20 @@ func (d *domain) take(p *peer, m message) bool {
 // tell answers what a key is.
 func (d *domain) tell(p *peer, id uint64) {
 	if i := id & (maxGrants - 1); i < uint64(len(p.grants)) && p.grants[i].id == id && id != 0 {
-		p.note(d, note{kind: noteGrant, a: id, b: uint32(i)})
+		p.reply(d, note{kind: noteGrant, a: id, b: uint32(i)})
 		return
 	}
-	p.note(d, note{kind: noteDeny, a: id})
+	p.reply(d, note{kind: noteDeny, a: id})
 }
 
-// answered is the answer to the question about a key.
-func (p *peer) answered(d *domain, id uint64, granted bool) {
-	if id != p.asking {
-		return
+// answered reports whether the answer about a key is to a question, which is settled by it.
+func (p *peer) answered(d *domain, id uint64) bool {
+	if !p.asked || id != p.asking {
+		return false
 	}
-	p.asking = 0
-	if !granted {
-		p.denied = id
-	}
+	p.asking, p.asked = 0, false
 	d.activate(p)
+	return true
 }
 
 // hello is what a greeting says.

@@ -81,7 +81,8 @@ type peer struct {
 	head     uint8
 	nqueue   int
 	inflight int
-	asking   uint64 // the key that the peer was asked about, 0 for none
+	asking   uint64 // the key that the peer is to be asked about, 0 for none
+	asked    bool   // and the question has been written
 	denied   uint64 // the key that it denied last
 
 	grants     []grant
@@ -92,6 +93,9 @@ type peer struct {
 
 	notes fifo[note]
 	sent  int // control messages that are under way
+
+	answers   int    // of notes: what the peer asked for
+	ungranted uint32 // ends of keys that the peer is to be told are known
 
 	// Messages.
 	sends    fifo[uint8]
