@@ -99,6 +99,11 @@ type Options struct {
 	anyNetwork bool // Providers was empty
 }
 
+// DefaultProviders returns new ones of those that an engine uses whose Options.Providers is empty, most preferred first. Loads nothing.
+func DefaultProviders() []provider.Provider {
+	return []provider.Provider{shm.New(), verbs.New(verbs.Options{}), ofi.New(ofi.Options{}), tcp.New()}
+}
+
 // Rail names a device of a provider.
 type Rail struct {
 	Provider string // "shm", "verbs", "tcp", ...
@@ -116,7 +121,7 @@ const (
 func (o Options) withDefaults() (Options, error) {
 	var errs []error
 	if o.anyNetwork = len(o.Providers) == 0; o.anyNetwork {
-		o.Providers = []provider.Provider{shm.New(), verbs.New(verbs.Options{}), ofi.New(ofi.Options{}), tcp.New()}
+		o.Providers = DefaultProviders()
 	}
 	if o.Listen == "" {
 		o.Listen = "127.0.0.1:0"

@@ -37,7 +37,7 @@ func (n network) open(ctx context.Context) (provider.Provider, error) {
 		}
 		return p, nil
 	}
-	for _, p := range builtin() {
+	for _, p := range hawser.DefaultProviders() {
 		if usable(ctx, p) == nil {
 			return p, nil
 		}

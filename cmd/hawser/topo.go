@@ -3,13 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 
+	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/bench"
-	"github.com/hawser-project/hawser/provider"
-	"github.com/hawser-project/hawser/provider/shm"
-	"github.com/hawser-project/hawser/provider/tcp"
 )
 
 type topoCmd struct {
@@ -27,6 +26,8 @@ type topoResult struct {
 	NUMANodes    int            `json:"numa_nodes"`
 	Providers    []providerInfo `json:"providers"`
 	DefaultRails []railInfo     `json:"default_rails"` // what hawser.Open opens without options
+	LeftOut      []leftOut      `json:"left_out"`      // what it leaves out of the networks that are there
+	OpenError    string         `json:"open_error,omitempty"`
 	hardware
 }
 
@@ -50,8 +51,10 @@ type railInfo struct {
 	Device   string `json:"device"`
 }
 
-// builtin are the providers of a default engine, in its order of preference.
-func builtin() []provider.Provider { return []provider.Provider{shm.New(), tcp.New()} }
+type leftOut struct {
+	Network string `json:"network"` // of a provider that is there, or provider/device
+	Reason  string `json:"reason"`
+}
 
 // Run prints the topology.
 func (c *topoShowCmd) Run(ctx context.Context, u *ui) error {
@@ -69,9 +72,9 @@ func (c *topoShowCmd) Run(ctx context.Context, u *ui) error {
 	u.printf("%s, %d cores, %d GiB, %d NUMA node(s), linux %s\n", m.CPU, m.Cores, m.MemoryGiB, t.NUMANodes, m.Kernel)
 	var rows [][]string
 	for _, p := range t.Providers {
-		for i, d := range p.Devices {
+		for _, d := range p.Devices {
 			note := ""
-			if i == 0 && t.byDefault(p.Name) {
+			if slices.Contains(t.DefaultRails, railInfo{p.Name, d.Name}) {
 				note = "default rail"
 			}
 			rows = append(rows, []string{p.Name, d.Name, linkSpeed(d.LinkBits), numaNode(d.NUMA), reach(d.Loopback), note})
@@ -83,19 +86,19 @@ func (c *topoShowCmd) Run(ctx context.Context, u *ui) error {
 			u.printf("%s cannot be used: %s\n", p.Name, p.Reason)
 		}
 	}
+	if t.OpenError != "" {
+		u.printf("there is no default rail: %s\n", t.OpenError)
+	}
+	for _, l := range t.LeftOut {
+		u.printf("%s is no default rail: %s\n", l.Network, l.Reason)
+	}
 	t.print(u, c.GIDs)
 	return u.result(t)
 }
 
-// byDefault says whether an engine without options opens a provider.
-func (t *topoResult) byDefault(name string) bool {
-	return slices.ContainsFunc(t.DefaultRails, func(r railInfo) bool { return r.Provider == name })
-}
-
-// topology lists all networks that can be had by name, without their parts.
-func topology(ctx context.Context) topoResult {
-	defaults := builtin()
-	t := topoResult{Machine: bench.ThisMachine(), NUMANodes: numaNodes()}
+// topology lists all networks that can be had by name, without their parts, and what an engine opens of them.
+func topology(ctx context.Context) *topoResult {
+	t := &topoResult{Machine: bench.ThisMachine(), NUMANodes: numaNodes(), DefaultRails: []railInfo{}, LeftOut: []leftOut{}}
 	for _, n := range bench.Networks() {
 		p := n.New("")
 		info := providerInfo{Name: p.Name(), Devices: []deviceInfo{}}
@@ -107,16 +110,34 @@ func topology(ctx context.Context) topoResult {
 			info.Reason = "no device"
 		default:
 			info.Available = true
-			if slices.ContainsFunc(defaults, func(d provider.Provider) bool { return d.Name() == p.Name() }) {
-				t.DefaultRails = append(t.DefaultRails, railInfo{p.Name(), devices[0].Name})
-			}
 		}
 		for _, d := range devices {
 			info.Devices = append(info.Devices, deviceInfo{d.Name, d.Fabric, d.LinkBits, d.NUMA, d.Loopback})
 		}
 		t.Providers = append(t.Providers, info)
 	}
+	t.open(ctx)
 	return t
+}
+
+// open opens an engine without options: only that shows what one opens.
+func (t *topoResult) open(ctx context.Context) {
+	e, err := hawser.Open(ctx, hawser.Options{})
+	if err != nil {
+		t.OpenError = err.Error()
+		return
+	}
+	defer closeEngine(ctx, e)
+	st := e.Stats()
+	for _, r := range st.Rails {
+		t.DefaultRails = append(t.DefaultRails, railInfo{r.Provider, r.Device})
+	}
+	for _, name := range slices.Sorted(maps.Keys(st.LeftOut)) {
+		absent := func(p providerInfo) bool { return p.Name == name && !p.Available }
+		if !slices.ContainsFunc(t.Providers, absent) { // else it is there with its reason
+			t.LeftOut = append(t.LeftOut, leftOut{name, st.LeftOut[name]})
+		}
+	}
 }
 
 func numaNodes() int {

@@ -1,11 +1,15 @@
 package main
 
 import (
+	"encoding/json"
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/hawser-project/hawser"
 )
 
 var update = flag.Bool("update", false, "write the golden files of testdata anew")
@@ -76,6 +80,38 @@ func TestCapturedHereIsReadAnywhere(t *testing.T) {
 		}
 		if _, stderr, code := tool(t, "topo", "capture", to); code != exitFailure || !strings.Contains(stderr, "exist") {
 			t.Errorf("a capture over another one: exit code %d: %s", code, stderr)
+		}
+	}
+}
+
+// TestDefaultRailsAreTheEngines: each network that is there is a default rail, or topo says why not, and none other.
+func TestDefaultRailsAreTheEngines(t *testing.T) {
+	stdout, stderr, code := tool(t, "topo", "--json", "-")
+	if code != exitOK {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	var r topoResult
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil {
+		t.Fatal(err)
+	}
+	e, err := hawser.Open(t.Context(), hawser.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeEngine(t.Context(), e)
+	var want []railInfo
+	for _, s := range e.Stats().Rails {
+		want = append(want, railInfo{s.Provider, s.Device})
+	}
+	if !slices.Equal(r.DefaultRails, want) {
+		t.Errorf("default rails %v, want %v", r.DefaultRails, want)
+	}
+	for _, p := range hawser.DefaultProviders() {
+		of := func(i railInfo) bool { return i.Provider == p.Name() }
+		out := func(l leftOut) bool { return strings.HasPrefix(l.Network, p.Name()) && l.Reason != "" }
+		why := func(i providerInfo) bool { return i.Name == p.Name() && i.Reason != "" }
+		if !slices.ContainsFunc(r.DefaultRails, of) && !slices.ContainsFunc(r.LeftOut, out) && !slices.ContainsFunc(r.Providers, why) {
+			t.Errorf("%s is no default rail, and nothing says why", p.Name())
 		}
 	}
 }

@@ -54,3 +54,16 @@ func TestVMToolMovesOverVerbs(t *testing.T) {
 		}
 	}
 }
+
+// TestVMDefaultRails: what topo calls default rails are those of an engine without options, the cards among them, before TCP.
+func TestVMDefaultRails(t *testing.T) {
+	stdout, stderr, code := tool(t, "topo", "--json", "-")
+	v := decodeJSON(t, stdout)
+	var names []string
+	for _, r := range v["default_rails"].([]any) {
+		names = append(names, r.(map[string]any)["provider"].(string))
+	}
+	if code != exitOK || len(names) < 4 || names[0] != "shm" || names[1] != "verbs" || names[2] != "verbs" || names[len(names)-1] != "tcp" {
+		t.Errorf("exit code %d, default rails %q, left out %v: %s", code, names, v["left_out"], stderr)
+	}
+}
