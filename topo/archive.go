@@ -132,9 +132,16 @@ func (m *memory) unpack(t *tar.Reader) error {
 		case tar.TypeDir:
 			m.addDir(name)
 		}
+		if len(m.dirs) > maxDirs {
+			return fmt.Errorf("more than %d folders", maxDirs)
+		}
 	}
 	return fmt.Errorf("more than %d entries", maxReads)
 }
+
+// maxDirs bounds the folders of an archive, those that only names imply among them: each entry may make maxDepth. The largest kept machine
+// has 426.
+const maxDirs = 20_000
 
 // maxDepth is how deep a path of an archive may be; sysfs is about 15 deep.
 const maxDepth = 64

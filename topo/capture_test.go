@@ -1,7 +1,9 @@
 package topo
 
 import (
+	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -284,6 +286,25 @@ func TestLargeArchiveIsRefused(t *testing.T) {
 	size := buf.Len()
 	if _, err := readArchive(&buf); err == nil || !strings.Contains(err.Error(), "more than") {
 		t.Errorf("%d bytes that become more than %d: %v", size, maxArchive, err)
+	}
+}
+
+// TestArchiveOfFoldersIsRefused has few entries whose names make many folders.
+func TestArchiveOfFoldersIsRefused(t *testing.T) {
+	var buf bytes.Buffer
+	z := gzip.NewWriter(&buf)
+	w := tar.NewWriter(z)
+	const deep = 40
+	for i := range maxDirs/deep + 1 {
+		if err := w.WriteHeader(&tar.Header{Name: fmt.Sprint(i) + strings.Repeat("/d", deep), Mode: 0o644}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(w.Close(), z.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readArchive(&buf); err == nil || !strings.Contains(err.Error(), "folders") {
+		t.Errorf("%d entries of %d folders each: %v", maxDirs/deep+1, deep, err)
 	}
 }
 
