@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -24,8 +25,16 @@ const (
 	maxLoopbacks = 32
 )
 
-// msgLoopback is what a child says whose bytes have arrived.
-const msgLoopback = "loopback"
+// What a child says: the devices of its network, or that its bytes have arrived.
+const (
+	msgDevices  = "devices"
+	msgLoopback = "loopback"
+)
+
+type devicesResult struct {
+	Names  []string `json:"names"`
+	Reason string   `json:"reason"` // why there are none
+}
 
 type loopbackResult struct {
 	Bytes   uint64        `json:"bytes"`   // verified
@@ -44,54 +53,66 @@ func (c *doctorCmd) networks() []network {
 	return all
 }
 
-// loopbacks sends over each device of a network, in a process of its own each: a library that hangs or crashes takes nothing with it.
+// loopbacks sends over each device of a network. Looking for the devices, too, is the work of a process of its own: a library that hangs or
+// crashes takes nothing with it.
 func (c *doctorCmd) loopbacks(ctx context.Context, u *ui, n network) []doctor.Line {
 	line := func(s doctor.Status, remedy, format string, args ...any) doctor.Line {
 		return doctor.Line{Check: "loopback", About: string(n), Status: s, Remedy: remedy, Found: fmt.Sprintf(format, args...)}
 	}
-	p, err := bench.Provider(string(n))
-	if err != nil {
-		return []doctor.Line{line(doctor.Fail, "", "%v", err)}
+	const report = "the lines above, from top to bottom; if they are all ok, report this with the output of hawser doctor --json"
+	u.status.show("doctor: looking for devices of %s", n)
+	var found devicesResult
+	if err := c.ask(ctx, &found, "--provider", string(n)); err != nil {
+		return []doctor.Line{line(doctor.Fail, report, "looking for devices: %v", err)}
 	}
-	devices, err := p.Devices(ctx)
-	if err == nil && len(c.Device) > 0 {
-		devices = slices.DeleteFunc(devices, func(d provider.Device) bool { return !slices.Contains(c.Device, d.Name) })
+	devices := found.Names
+	if len(c.Device) > 0 {
+		devices = slices.DeleteFunc(devices, func(d string) bool { return !slices.Contains(c.Device, d) })
 	}
-	if err == nil && len(devices) == 0 {
-		err = errors.New("no device")
-	}
-	if err != nil {
-		return []doctor.Line{line(doctor.Skip, "", "%v", err)}
+	if len(devices) == 0 {
+		return []doctor.Line{line(doctor.Skip, "", "%s", cmp.Or(found.Reason, "no device"))}
 	}
 	var lines []doctor.Line
 	for _, d := range devices[:min(len(devices), maxLoopbacks)] {
-		u.status.show("doctor: sending over %s, %s", n, d.Name)
-		r, err := c.child(ctx, n, d)
+		u.status.show("doctor: sending over %s, %s", n, d)
+		var r loopbackResult
+		err := c.ask(ctx, &r, "--provider", string(n), "--device", d)
 		l := line(doctor.OK, "", "%d KiB written and verified; 8 bytes and an immediate take %v", r.Bytes>>10, r.Latency.Round(100*time.Nanosecond))
 		if err != nil {
-			l = line(doctor.Fail, "", "%v", err)
-			l.Remedy = "the lines above, from top to bottom; if they are all ok, report this with the output of hawser doctor --json"
+			l = line(doctor.Fail, report, "%v", err)
 		}
-		l.About += " " + d.Name
+		l.About += " " + d
 		lines = append(lines, l)
 	}
 	return lines
 }
 
-// child sends over one device.
-func (c *doctorCmd) child(ctx context.Context, n network, d provider.Device) (r loopbackResult, err error) {
+// ask has a child answer: without a device about the devices, else after sending over it.
+func (c *doctorCmd) ask(ctx context.Context, answer any, args ...string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.Timeout, fmt.Errorf("no end within %v (--timeout)", c.Timeout))
 	defer cancel()
-	child, err := proc.Start(proc.Spec{Name: "loopback", Args: []string{"doctor", "--child", "--provider", string(n), "--device", d.Name}})
+	child, err := proc.Start(proc.Spec{Name: "loopback", Args: append([]string{"doctor", "--child"}, args...)})
 	if err != nil {
-		return r, err
+		return err
 	}
 	defer func() { _ = child.Stop(closeTimeout) }() // it has said all that it has to say
 	m, err := child.Next(ctx)
 	if err != nil {
-		return r, err
+		return err
 	}
-	return r, m.Decode(&r)
+	return m.Decode(answer)
+}
+
+// listDevices is the work of a child, too: it lists the devices of a network.
+func listDevices(ctx context.Context, p provider.Provider) (r devicesResult) {
+	devices, err := p.Devices(ctx)
+	if err != nil {
+		r.Reason = err.Error()
+	}
+	for _, d := range devices {
+		r.Names = append(r.Names, d.Name)
+	}
+	return r
 }
 
 // loopback is the work of a child: a write and its immediate between two engines, and then small ones.
@@ -99,6 +120,9 @@ func (c *doctorCmd) loopback(ctx context.Context, parent *proc.Parent) error {
 	p, err := bench.Provider(string(c.Provider[0]))
 	if err != nil {
 		return err
+	}
+	if len(c.Device) == 0 {
+		return parent.Send(msgDevices, listDevices(ctx, p))
 	}
 	o := hawser.Options{Providers: []provider.Provider{p}, Require: p.Name(), Rails: []hawser.Rail{{Provider: p.Name(), Device: c.Device[0]}}}
 	var pair [2]*hawser.Engine
