@@ -61,7 +61,8 @@ type Domain interface {
 	Register(m Memory, acc Access) (Key, error)
 
 	// Deregister ends a key. Writes of peers that arrive later fail with StatusAccess at the writer and change
-	// no byte that the owner can still see in another way than through this memory.
+	// no byte that the owner can still see in another way than through this memory. WRs that still read it may end with
+	// StatusLocal, and a message may end its connection so.
 	Deregister(k Key) error
 
 	// Grant returns the key under which peer p, which must be up, can write to the bytes [off, off+n) of memory registered
