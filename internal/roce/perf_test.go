@@ -38,7 +38,7 @@ func TestPagesBesideC(t *testing.T) {
 	rates := map[string][]float64{}
 	alternations := 7
 	if testing.Short() {
-		alternations = 3
+		alternations = 1
 	}
 	for i := range alternations + 1 {
 		for k := range sides {
