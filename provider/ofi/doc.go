@@ -16,6 +16,8 @@
 //   - A write with an immediate is fi_writemsg with FI_REMOTE_CQ_DATA: the immediate in the lower half of 64 bits, the receiver's own
 //     handle of the writer in the upper half, with its generation, so that what is late is not taken for another connection's. Where the data has 4 bytes (EFA), the writer is
 //     known by its address; see source.go. That has not been run on an EFA.
+//     With 8 bytes the handle is what the writer says: a peer that guesses another's can write immediates, and over shm counts, in its
+//     name. It writes to no memory but what it was granted. The peers on such a network are one domain of trust.
 //   - A write completes when it has been placed (FI_DELIVERY_COMPLETE); over shm see ack.go.
 //   - A grant is a registration of its range for one peer, closed when the grant ends. A writer asks what a key is when it meets it the
 //     first time, and checks ranges itself: what is wrong never reaches libfabric, which would end the connection for it (EFA: the

@@ -96,7 +96,7 @@ type domain struct {
 	regs     []registration
 	freeRegs []uint32
 	serial   uint64
-	scratch  mr // what empty writes of peers name
+	scratch  mr // what empty writes of peers name, where each has an endpoint; see peer.scratch
 	page     []byte
 
 	slabs [][]byte // of operations, free

@@ -294,3 +294,45 @@ func TestStuckOutlivesAConnection(t *testing.T) {
 	}
 	a.leave(t1)
 }
+
+// An immediate that comes when its connection has ended is not placed: its writer does not see it end well.
+func TestScratchEndsWithItsConnection(t *testing.T) {
+	a, b := openBySource(t), openBySource(t)
+	ha, hb := connected(t, a, b)
+	if err := b.Disconnect(hb); err != nil {
+		t.Fatal(err)
+	}
+	b.poll(t)
+	immediates(t, a, ha, 1)
+	for range 2000 {
+		b.poll(t)
+	}
+	until(t, a, b, "the end", func() bool { _, ok := a.has(ha, provider.KindPeerDown); return ok })
+	if c, ok := a.has(ha, provider.KindWrite); !ok || c.Status == provider.StatusOK {
+		t.Errorf("the immediate ended as %+v, %v", c, ok)
+	}
+	if n := b.Stats().Unknown; n > 0 {
+		t.Errorf("%d immediates were dropped", n)
+	}
+}
+
+// Greetings of strangers leave the buffers for control messages to the peers, and have names of this network.
+func TestRefusalsAreBounded(t *testing.T) {
+	a, b := openBySource(t), openBySource(t)
+	hello := func(name []byte) { a.hear(nil, message{body: append(make([]byte, 2*secretSize), name...)}) }
+	hello(append(slices.Clone(b.ctlName), 0))
+	hello(b.ctlName[:len(b.ctlName)-1])
+	if a.Stats().Unknown != 2 || a.notes.unsent() > 0 {
+		t.Errorf("names of another length: %d dropped, %d answers", a.Stats().Unknown, a.notes.unsent())
+	}
+	for range 2 * noteBufs {
+		hello(b.ctlName)
+	}
+	if n := a.notes.unsent(); n != maxRefusals {
+		t.Errorf("%d refusals are under way, want %d", n, maxRefusals)
+	}
+	until(t, a, b, "the refusals have been sent", func() bool { return a.notes.unsent() == 0 })
+	if a.notes.refusals != 0 {
+		t.Errorf("%d refusals are counted", a.notes.refusals)
+	}
+}

@@ -45,6 +45,8 @@ const (
 	notesAtOnce = 4
 	// maxAnswers to a peer may wait until it takes some. One that keeps the protocol is owed one for a question, and one for each message.
 	maxAnswers = 4 * maxAnnounced
+	// maxRefusals of greetings by strangers may be under way: they leave the buffers to the peers.
+	maxRefusals = 16
 	// byeNanos is how long an undeliverable control message of a connection that is gone is tried.
 	byeNanos = int64(1e9)
 )
@@ -58,6 +60,7 @@ type noteBox struct {
 	free    []uint16
 	retry   fifo[uint16] // encoded and not posted
 
+	refusals int  // that are under way, of greetings by strangers
 	farewell bool // a message about a connection that has ended was added to retry: the owner may not poll again
 
 	in     []op
@@ -72,6 +75,7 @@ type noteMeta struct {
 	to       *target
 	handle   provider.Peer // of ours; 0 when the connection is gone
 	deadline int64
+	stranger bool // counted in refusals
 }
 
 func (b *noteBox) start(d *domain) (err error) {
@@ -221,11 +225,11 @@ func (d *domain) goodbye(p *peer) {
 	d.last(p.to, note{kind: noteBye}, p.remote.handle, p.toThem)
 }
 
-// last sends a message that is about no connection of ours; it is lost where there is no buffer for it.
-func (d *domain) last(to *target, n note, handle provider.Peer, token uint64) {
+// last sends a message that is about no connection of ours; it is lost, and the result nil, where there is no buffer for it.
+func (d *domain) last(to *target, n note, handle provider.Peer, token uint64) *noteMeta {
 	b := &d.notes
 	if len(b.free) == 0 {
-		return
+		return nil
 	}
 	i := b.free[len(b.free)-1]
 	b.free = b.free[:len(b.free)-1]
@@ -235,6 +239,7 @@ func (d *domain) last(to *target, n note, handle provider.Peer, token uint64) {
 	b.out[i].dest, b.out[i].len = to.dest, noteHead
 	b.retry.push(i)
 	b.farewell = true
+	return &b.meta[i]
 }
 
 // noteDone frees the buffer of a message that has been sent, or given up.
@@ -251,6 +256,9 @@ func (d *domain) noteDone(o *op) {
 		if p.notes.len() > 0 {
 			d.activate(p)
 		}
+	}
+	if m.stranger {
+		b.refusals--
 	}
 	b.meta[i] = noteMeta{}
 	b.free = append(b.free, uint16(i))
@@ -409,7 +417,7 @@ type hello struct {
 // hear takes a greeting for p, which is nil when the handle is unknown.
 func (d *domain) hear(p *peer, m message) {
 	const fixed = 2 * secretSize
-	if len(m.body) <= fixed || len(m.body) > fixed+maxName {
+	if len(m.body) <= fixed || !d.named(m.body[fixed:]) {
 		d.unknown++
 		return
 	}
@@ -423,6 +431,14 @@ func (d *domain) hear(p *peer, m message) {
 	if p.phase == waiting && !d.bySource { // else see admit
 		d.answer(p)
 	}
+}
+
+// named reports whether a name has the form of this network's: as long as ours or, over shm, a text and its end. So no two are one address.
+func (d *domain) named(name []byte) bool {
+	if d.acks {
+		return len(name) <= maxName && bytes.IndexByte(name, 0) == len(name)-1
+	}
+	return len(name) == len(d.ctlName)
 }
 
 // answer decides about the greeting that p has received: it must be of whom Connect was told. It reports whether it is.
@@ -446,11 +462,17 @@ func (d *domain) answer(p *peer) bool {
 // refuse answers a greeting that nobody waits for.
 func (d *domain) refuse(h hello, claim [secretSize]byte, name []byte) {
 	d.refused++
+	if d.notes.refusals >= maxRefusals {
+		return // it learns it by time
+	}
 	t, err := d.targetOf(name)
 	if err != nil {
 		return
 	}
-	d.last(t, note{kind: noteRefuse}, h.handle, token(&h.secret, &claim))
+	if m := d.last(t, note{kind: noteRefuse}, h.handle, token(&h.secret, &claim)); m != nil {
+		m.stranger = true
+		d.notes.refusals++
+	}
 	d.leave(t)
 }
 

@@ -85,6 +85,7 @@ type peer struct {
 	asked    bool   // and the question has been written
 	denied   uint64 // the key that it denied last
 
+	scratch    mr // on a shared endpoint: what empty writes of p's name
 	grants     []grant
 	freeGrants []uint32
 	known      []known
@@ -151,6 +152,9 @@ func (d *domain) Offer() (provider.Peer, provider.Addr, error) {
 		kind: d.kind(), handle: p.handle, host: d.self, scratch: [2]uint64{0, d.scratch.key},
 		ctl: d.ctlName, data: p.name, secret: p.secret,
 	}
+	if !d.private {
+		o.scratch[1] = p.scratch.key
+	}
 	if d.virtual {
 		o.scratch[0] = uint64(uintptr(unsafe.Pointer(&d.page[0])))
 	}
@@ -180,8 +184,13 @@ func (d *domain) openPeer(p *peer) (err error) {
 			d.slabs = append(d.slabs, p.slab)
 			return err
 		}
+		return nil
 	}
-	return nil
+	// safe: an arena.
+	if p.scratch, err = d.rail.register(unsafe.Pointer(&d.page[0]), uint64(len(d.page)), accessRemote, d.newKey()); err != nil {
+		d.slabs = append(d.slabs, p.slab)
+	}
+	return err
 }
 
 // Connect implements [provider.Domain].
@@ -200,7 +209,7 @@ func (d *domain) Connect(h provider.Peer, remote provider.Addr, active bool) err
 	if err != nil {
 		return d.errorf("connect peer %#x: %w", h, err)
 	}
-	if o.kind != d.kind() || (len(o.data) > 0) != d.private {
+	if o.kind != d.kind() || (len(o.data) > 0) != d.private || !d.named(o.ctl) || d.private && !d.named(o.data) {
 		return d.errorf("connect peer %#x: %w: an address of another network", h, provider.ErrInvalid)
 	}
 	if err := d.aim(p, o); err != nil {
@@ -398,12 +407,13 @@ func (d *domain) mayEnd(p *peer) bool {
 	return slices.ContainsFunc(p.ops, dropped)
 }
 
-// ungrantAll ends all grants of p.
+// ungrantAll ends all grants of p, and on a shared endpoint what its empty writes name: that one is let in would be taken for nobody's.
 func (d *domain) ungrantAll(p *peer) {
 	for i := range p.grants {
 		_ = d.rail.deregister(p.grants[i].m)
 	}
-	p.grants, p.freeGrants = nil, nil
+	_ = d.rail.deregister(p.scratch)
+	p.grants, p.freeGrants, p.scratch = nil, nil, mr{}
 }
 
 // closePeer closes the connection's own endpoint: libfabric then reads and writes no memory for it.

@@ -179,6 +179,13 @@ func TestBySourceWaitsForOlderWrites(t *testing.T) {
 func TestBySourceDropsOlderImmediates(t *testing.T) {
 	a, b := openBySource(t), openBySource(t)
 	ha, hb := connected(t, a, b)
+	scratch := b.peer(hb).scratch // is kept, so that the immediates arrive as those do that were there before
+	b.peer(hb).scratch = mr{}
+	t.Cleanup(func() {
+		if err := b.rail.deregister(scratch); err != nil {
+			t.Error(err)
+		}
+	})
 	if err := b.Disconnect(hb); err != nil {
 		t.Fatal(err)
 	}

@@ -236,16 +236,23 @@ func (d *domain) die(code int) {
 	}
 }
 
-// drain reads until libfabric has nothing more.
+// drain reads until libfabric has nothing more, or has given as much as can have been there before: what peers go on writing does not
+// keep the owner here.
 func (d *domain) drain() {
-	for d.dead == nil {
+	for left := d.backlog(); left > 0 && d.dead == nil; {
 		d.rail.step(nil, 0, d.entries, d.from, entriesPerPoll)
-		if d.rail.out.entries == 0 && d.rail.out.has_error == 0 {
+		n := int(d.rail.out.entries)
+		if n == 0 && d.rail.out.has_error == 0 {
 			return
 		}
+		left -= max(n, 1)
 		d.digest()
 	}
 }
+
+// backlog is how much can have arrived or ended and not been read: what the queue holds and, of each peer, its window and ours, which
+// libfabric may still have to move to the queue.
+func (d *domain) backlog() int { return queueDepth + noteRecvs + noteBufs + d.live*2*peerDepth }
 
 // endQuiet ends the connections of a shared endpoint whose writes have all come back.
 func (d *domain) endQuiet() {
