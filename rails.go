@@ -23,7 +23,7 @@ func (e *Engine) openRails(ctx context.Context) error {
 		return err
 	}
 	w := &worker{e: e, parker: parker, mode: e.opts.Poll, done: make(chan struct{}), recorder: record.New(e.opts.FlightEvents)}
-	o := &opener{e: e, bell: parker}
+	o := &opener{e: e, bell: parker, lists: map[string][]provider.Device{}}
 	fail := func(err error) error {
 		for _, d := range o.domains {
 			err = errors.Join(err, d.Close())
@@ -83,9 +83,10 @@ type opener struct {
 	e       *Engine
 	bell    provider.Bell
 	domains []provider.Domain
-	devices []provider.Device // of domains
-	leftOut map[string]string // providers, and devices of them, that were not listed and cannot be used: why
-	errs    []error           // the same
+	devices []provider.Device            // of domains
+	lists   map[string][]provider.Device // of providers, by name, as they were listed first
+	leftOut map[string]string            // providers, and devices of them, that were not listed and cannot be used: why
+	errs    []error                      // the same
 }
 
 // openAll opens what Options.Rails lists, all or nothing, or what there is.
@@ -117,7 +118,7 @@ func (o *opener) openAll(ctx context.Context) error {
 // listed opens a device by name; empty means the first. A name that the provider does not list is handed to it as it is: it may open
 // devices that it does not list, such as any local address.
 func (o *opener) listed(ctx context.Context, p provider.Provider, name string) error {
-	devs, err := p.Devices(ctx)
+	devs, err := o.list(ctx, p)
 	if err != nil {
 		return err
 	}
@@ -144,6 +145,18 @@ func (o *opener) listed(ctx context.Context, p provider.Provider, name string) e
 		}
 	}
 	return nil
+}
+
+// list asks a provider for its devices, once for all rails: a host with many cards takes time to look at all of them.
+func (o *opener) list(ctx context.Context, p provider.Provider) ([]provider.Device, error) {
+	if devs, ok := o.lists[p.Name()]; ok {
+		return devs, nil
+	}
+	devs, err := p.Devices(ctx)
+	if err == nil {
+		o.lists[p.Name()] = devs
+	}
+	return devs, err
 }
 
 var errNoDevice = fmt.Errorf("%w: no device", ErrUnavailable)

@@ -26,30 +26,27 @@ const (
 	// leakRoom is what the kernel's own memory may differ by: lists per processor, and what it has learned of addresses. One queue pair
 	// with its queues is some 100 KiB, and hundreds of them come and go.
 	leakRoom = 4 << 10 // KiB
+	// leakHang is the guard against hanging: 65 engines share two emulated processors.
+	leakHang = 5 * time.Minute
 )
 
 // An engine with 8 rails and its peers work, and fail in all the ways that there are, again and again: at the end the devices have what they
 // had, and the kernel as much memory.
 func TestNothingIsLeftOfWorkWithFailures(t *testing.T) {
-	ps := cablesFor(t, leakRails)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 1))
+	l := &leak{t: t, rng: rand.New(rand.NewPCG(seed, 1)), pairs: cablesFor(t, leakRails)}
 	before := resources(t)
-	l := &leak{t: t, rng: rng, pairs: ps}
-	l.cycle() // what is made once is made here
+	l.cycle(3, 0) // what is made once is made here
 	if now := resources(t); now != before {
-		t.Fatalf("after one cycle there are %s, before there were %s", now, before)
+		t.Fatalf("after a first cycle there are %s, before there were %s", now, before)
 	}
 	memory := kernelMemory(t)
-	cycles := 0
-	for began := time.Now(); time.Since(began) < *leakTime && !t.Failed(); cycles++ {
-		l.cycle()
-	}
+	l.cycle(*leakPeers, *leakTime)
 	eventually(t, "no queue pair is left", func() bool { return resources(t) == before })
 	grown := kernelMemory(t) - memory
-	fmt.Printf("roce: %d cycles of %d peers over %d rails: %d writes, %d of them failed, %d peers fenced, %d left in mid-transfer, %d cables out; kernel memory %+d KiB\n",
-		cycles+1, *leakPeers, leakRails, l.writes, l.failed, l.fenced, l.left, l.cut, grown)
+	fmt.Printf("roce: %d peers over %d rails, %d rounds: %d operations, %d of them failed, %d peers fenced, %d left in mid-transfer, %d regions closed, %d cables out; kernel memory %+d KiB\n",
+		*leakPeers, leakRails, l.rounds, l.ops, l.failed, l.rounds, l.rounds, l.rounds, l.rounds, grown)
 	if grown > leakRoom {
 		t.Errorf("the kernel has %d KiB more than after the first cycle", grown)
 	}
@@ -61,14 +58,17 @@ func TestNothingIsLeftOfWorkWithFailures(t *testing.T) {
 // trouble is what a kernel says when it is misused.
 var trouble = regexp.MustCompile(`(?m)^.*(WARNING:|BUG:|blocked for more than|rdma_rxe.*(overflow|leak|not all|timed out)).*$`)
 
-// leak is the state of the test. Its counts are guarded by mu.
+// leak is the state of the test.
 type leak struct {
-	t     *testing.T
-	rng   *rand.Rand // of the test's goroutine
-	pairs []pair
+	t      *testing.T
+	rng    *rand.Rand // of the test's goroutine
+	pairs  []pair
+	hub    *hawser.Engine
+	mem    *hawser.Region
+	rounds int
 
-	mu                                sync.Mutex
-	writes, failed, fenced, left, cut int
+	mu          sync.Mutex
+	ops, failed int // guarded by mu
 }
 
 // member is a peer and both sides' memory.
@@ -79,94 +79,138 @@ type member struct {
 	back *hawser.Remote // the hub's memory, of it
 }
 
-// cycle opens the engine and its peers, has all work, lets some fail, and closes everything.
-func (l *leak) cycle() {
-	t := l.t
-	hub, err := hawser.Open(testContext(t), options(0, overVerbs(l.pairs...)))
+// open opens an engine that sleeps when it has nothing to do: there are many.
+func (l *leak) open(side int) (*hawser.Engine, error) {
+	o := options(side, overVerbs(l.pairs...))
+	o.Poll, o.PeerTimeout = hawser.PollEvent, leakHang
+	ctx, cancel := context.WithTimeout(context.Background(), leakHang)
+	defer cancel()
+	e, err := hawser.Open(ctx, o)
+	if err == nil {
+		go func() { // takes its messages, until it is closed
+			for {
+				if _, err := e.Receive(context.Background()); err != nil {
+					return
+				}
+			}
+		}()
+	}
+	return e, err
+}
+
+func (l *leak) join() *member {
+	l.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), leakHang)
+	defer cancel()
+	e, err := l.open(1)
 	if err != nil {
+		l.t.Fatal(err)
+	}
+	m := &member{e: e, mem: alloc(l.t, e)}
+	if m.rem, err = l.hub.Import(ctx, m.mem.Descriptor(m.mem.All(), hawser.RightWrite)); err != nil {
+		l.t.Fatal(err)
+	}
+	if m.back, err = e.Import(ctx, l.mem.Descriptor(l.mem.All(), hawser.RightWrite)); err != nil {
+		l.t.Fatal(err)
+	}
+	return m
+}
+
+// cycle opens the engine and so many peers, has all work, then again and again with faults for as long as it is told, and closes everything.
+func (l *leak) cycle(peers int, during time.Duration) {
+	t := l.t
+	var err error
+	if l.hub, err = l.open(0); err != nil {
 		t.Fatal(err)
 	}
-	mem := alloc(t, hub)
-	desc := mem.Descriptor(mem.All(), hawser.RightWrite)
-	members := make([]*member, *leakPeers)
+	l.mem = alloc(t, l.hub)
+	members := make([]*member, peers)
 	for i := range members {
-		e, err := hawser.Open(testContext(t), options(1, overVerbs(l.pairs...)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		m := &member{e: e, mem: alloc(t, e)}
-		members[i] = m
-		if m.rem, err = hub.Import(testContext(t), m.mem.Descriptor(m.mem.All(), hawser.RightWrite)); err != nil {
-			t.Fatal(err)
-		}
-		if m.back, err = e.Import(testContext(t), desc); err != nil {
-			t.Fatal(err)
+		members[i] = l.join()
+	}
+	l.work(members, nil)
+	for began := time.Now(); !t.Failed(); {
+		l.round(members)
+		if time.Since(began) > during {
+			break
 		}
 	}
-	l.work(hub, mem, members, false)
-
-	// Each fault has peers of its own; the cable is everybody's.
-	order := l.rng.Perm(len(members))
-	gone, out, region := members[order[0]], members[order[1]], members[order[2]]
-	cable := l.pairs[l.rng.IntN(len(l.pairs))]
-	faults := beside(t, func() error {
-		if err := cable.link(t, "down"); err != nil {
-			return err
+	for _, r := range l.hub.Stats().Rails {
+		if r.Dead {
+			t.Errorf("rail %s is dead: a queue of the card was overrun, or the card failed", r.Device)
 		}
-		err := errors.Join(
-			closeEngine(gone.e),
-			hub.Fence(testContext(t), out.rem.Peer()),
-			region.mem.Close(),
-		)
-		return errors.Join(err, cable.link(t, "up"))
-	})
-	l.work(hub, mem, members, true)
-	<-faults
-	l.fenced, l.left, l.cut = l.fenced+1, l.left+1, l.cut+1
-
-	for _, e := range append([]*hawser.Engine{hub}, engines(members)...) {
-		for _, r := range e.Stats().Rails {
-			if r.Dead {
-				t.Errorf("rail %s is dead: a queue of the card was overrun, or the card failed", r.Device)
-			}
-		}
-		if err := closeEngine(e); err != nil {
+	}
+	for _, m := range members {
+		if err := closeEngine(m.e); err != nil {
 			t.Error(err)
 		}
 	}
+	if err := closeEngine(l.hub); err != nil {
+		t.Error(err)
+	}
 }
 
-func engines(members []*member) []*hawser.Engine {
-	var all []*hawser.Engine
-	for _, m := range members {
-		all = append(all, m.e)
+// round has all work while one peer leaves, one is fenced, one takes its memory away and a cable is out. New ones replace the three.
+func (l *leak) round(members []*member) {
+	l.rounds++
+	order := l.rng.Perm(len(members))[:3]
+	gone, out, region := members[order[0]], members[order[1]], members[order[2]]
+	cable := l.pairs[l.rng.IntN(len(l.pairs))]
+	faults := beside(l.t, func() error {
+		if err := cable.set("down"); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), leakHang)
+		defer cancel()
+		return errors.Join(closeEngine(gone.e), l.hub.Fence(ctx, out.rem.Peer()), region.mem.Close(), cable.set("up"))
+	})
+	l.work(members, faults)
+	eventually(l.t, "cable of "+cable.dev[0], cable.up)
+	for _, i := range order {
+		if members[i] != gone {
+			if err := closeEngine(members[i].e); err != nil {
+				l.t.Error(err)
+			}
+		}
+		members[i] = l.join()
 	}
-	return all
 }
 
 func closeEngine(e *hawser.Engine) error {
-	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	ctx, cancel := context.WithTimeout(context.Background(), leakHang)
 	defer cancel()
 	return e.Close(ctx)
 }
 
-// work has every peer and the hub write, signal and talk to each other for a while. Where faults are about, operations may fail, but all end.
-func (l *leak) work(hub *hawser.Engine, mem *hawser.Region, members []*member, faults bool) {
+// work has every peer and the hub write, signal and talk to each other, once, or until the faults are over: then operations may fail, but
+// all end.
+func (l *leak) work(members []*member, faults <-chan struct{}) {
 	var all sync.WaitGroup
-	for _, m := range members {
-		for _, way := range []struct {
-			e   *hawser.Engine
-			src *hawser.Region
-			dst *hawser.Remote
-		}{{hub, mem, m.rem}, {m.e, m.mem, m.back}} {
-			all.Go(func() { l.drive(way.e, way.src, way.dst, faults) })
+	drive := func(e *hawser.Engine, src *hawser.Region, dst *hawser.Remote) {
+		for {
+			if !l.drive(e, src, dst, faults != nil) {
+				return // that peer is of no use any more
+			}
+			select {
+			case <-faults:
+				return
+			default:
+				if faults == nil {
+					return
+				}
+			}
 		}
+	}
+	for _, m := range members {
+		all.Go(func() { drive(l.hub, l.mem, m.rem) })
+		all.Go(func() { drive(m.e, m.mem, m.back) })
 	}
 	all.Wait()
 }
 
-func (l *leak) drive(e *hawser.Engine, src *hawser.Region, dst *hawser.Remote, faults bool) {
-	const each = 4
+// drive has an engine do one thing of each kind, twice, and waits for the ends. It reports whether all went well.
+func (l *leak) drive(e *hawser.Engine, src *hawser.Region, dst *hawser.Remote, faults bool) bool {
+	const each = 2
 	var trs []*hawser.Transfer
 	failed := 0
 	note := func(what string, err error) {
@@ -197,7 +241,7 @@ func (l *leak) drive(e *hawser.Engine, src *hawser.Region, dst *hawser.Remote, f
 		}
 	}
 	for _, tr := range trs {
-		ctx, cancel := context.WithTimeout(context.Background(), hang)
+		ctx, cancel := context.WithTimeout(context.Background(), leakHang)
 		err := tr.Wait(ctx)
 		if errors.Is(err, context.DeadlineExceeded) {
 			l.t.Errorf("an operation does not end: %v", err)
@@ -207,8 +251,9 @@ func (l *leak) drive(e *hawser.Engine, src *hawser.Region, dst *hawser.Remote, f
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.writes += len(trs)
+	l.ops += len(trs)
 	l.failed += failed
+	return failed == 0
 }
 
 // cablesFor returns n pairs: those of the VM, and more that the test makes, with their devices.

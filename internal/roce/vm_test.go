@@ -73,12 +73,16 @@ func (p pair) addr(side int) string { return fmt.Sprintf("10.77.%d.%d", p.number
 func (p pair) link(t testing.TB, state string) error {
 	if state == "down" {
 		t.Cleanup(func() {
-			if _, err := command("ip", "link", "set", p.netdev(0), "up"); err != nil {
+			if err := p.set("up"); err != nil {
 				t.Error(err)
 			}
 			eventually(t, "cable of "+p.dev[0], func() bool { return p.up() })
 		})
 	}
+	return p.set(state)
+}
+
+func (p pair) set(state string) error {
 	_, err := command("ip", "link", "set", p.netdev(0), state)
 	return err
 }
