@@ -243,6 +243,9 @@ func (s story) run(loud bool) (w *adversaryWorld, wrong string) {
 			w.wrong = err.Error()
 		}
 	}
+	if w.refused {
+		return w, ""
+	}
 	return w, w.wrong
 }
 
@@ -291,13 +294,16 @@ func TestAdversary(t *testing.T) {
 	}
 	began := time.Now()
 	base := rand.Uint64()
-	runs, events, faults := 0, 0, 0
+	runs, events, faults, refused := 0, 0, 0, 0
 	for time.Since(began) < *simTime && runs < *simRuns {
 		seed := base + uint64(runs)
 		w, wrong := randomStory(seed).run(false)
 		runs++
 		events += w.events
 		faults += w.faults
+		if w.refused {
+			refused++
+		}
 		if runs%10000 == 0 {
 			fmt.Printf("adversary: %d schedules after %.0f s\n", runs, time.Since(began).Seconds())
 		}
@@ -305,7 +311,10 @@ func TestAdversary(t *testing.T) {
 			t.Fatalf("%s\nrepeat with -run TestAdversary -sim.seed %d", wrong, seed)
 		}
 	}
-	fmt.Printf("adversary: %d schedules, %d events, %d faults\n", runs, events, faults)
+	fmt.Printf("adversary: %d schedules, %d events, %d faults, %d runs cut short by refusals\n", runs, events, faults, refused)
+	if refused*1000 > runs {
+		t.Errorf("%d of %d runs were cut short: more than one in a thousand", refused, runs)
+	}
 }
 
 // Every fault before every event of a small run.

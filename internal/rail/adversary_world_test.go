@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/hawser-project/hawser/internal/imm"
@@ -30,6 +31,7 @@ type adversaryWorld struct {
 	log     []string
 	loud    bool
 	wrong   string // the first thing that is not as it must be
+	refused bool   // a session was given up for its refusals
 }
 
 // simHost is one engine without its goroutines: a group, counters, memory.
@@ -167,6 +169,8 @@ func (h *simHost) Fenced(p *Peer, proved bool) {
 func (h *simHost) Settle()             {}
 func (h *simHost) Dead(r int, _ error) { h.w.note("%s: rail %d is dead", h.name, r) }
 func (h *simHost) GiveUp(p *Peer, why string, _ bool) {
+	// A write whose refusal is lost again and again is refused as often; that this ends the session is right, and ends the run.
+	h.w.refused = h.w.refused || h.w.ends && strings.HasPrefix(why, "too many connections")
 	h.w.fail("%s gives %c up: %s", h.name, 'a'+rune(p.Tag.(int)), why)
 }
 
