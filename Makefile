@@ -101,7 +101,7 @@ fmt:
 
 # What is too slow for every change.
 nightly: build lint test race invariants processes soak
-	LONG=5m LIMIT=40m MEMORY=6144 bash .ci/verbs
+	LONG=5m LIMIT=40m MEMORY=8192 bash .ci/verbs
 	$(MAKE) sim SIMRUNS=1000000 SIMTIME=1h
 	$(MAKE) fuzz FUZZTIME=5m
 	$(BIN)/hawser kv replay --provider shm --requests 5000 --speed 4 --cancel 5%
