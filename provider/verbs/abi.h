@@ -36,7 +36,6 @@ enum abi_qp_state { ABI_QPS_RESET = 0, ABI_QPS_INIT = 1, ABI_QPS_RTR = 2, ABI_QP
 enum abi_mtu { ABI_MTU_256 = 1, ABI_MTU_512 = 2, ABI_MTU_1024 = 3, ABI_MTU_2048 = 4, ABI_MTU_4096 = 5 };
 enum abi_port_state { ABI_PORT_ACTIVE = 4 };
 enum { ABI_LINK_LAYER_INFINIBAND = 1, ABI_LINK_LAYER_ETHERNET = 2 };
-enum { ABI_QPF_GRH_REQUIRED = 1 }; // flags of a port
 
 enum abi_qp_attr_mask {
 	ABI_QP_STATE = 1 << 0,
@@ -68,11 +67,8 @@ enum abi_event_type {
 	ABI_EVENT_DEVICE_FATAL = 8,
 	ABI_EVENT_PORT_ACTIVE = 9,
 	ABI_EVENT_PORT_ERR = 10,
-	ABI_EVENT_LID_CHANGE = 11,
 	ABI_EVENT_SRQ_ERR = 14,
 	ABI_EVENT_QP_LAST_WQE_REACHED = 16,
-	ABI_EVENT_CLIENT_REREGISTER = 17,
-	ABI_EVENT_GID_CHANGE = 18,
 };
 
 struct abi_device {

@@ -46,7 +46,6 @@ type portAttrs struct {
 	active   bool
 	state    int
 	ethernet bool
-	global   bool // it needs the global header: Ethernet, and InfiniBand that is routed or of a virtual function
 	lid      uint16
 	mtu      uint8 // the active one, as the number that stands for it
 	maxMsg   uint64
@@ -107,11 +106,6 @@ const (
 	eventDeviceFatal = C.ABI_EVENT_DEVICE_FATAL
 	eventSRQError    = C.ABI_EVENT_SRQ_ERR
 	eventLastWQE     = C.ABI_EVENT_QP_LAST_WQE_REACHED
-	// A port may be reached in another way from now on.
-	eventPortActive = C.ABI_EVENT_PORT_ACTIVE
-	eventLIDChange  = C.ABI_EVENT_LID_CHANGE
-	eventReregister = C.ABI_EVENT_CLIENT_REREGISTER
-	eventGIDChange  = C.ABI_EVENT_GID_CHANGE
 )
 
 func openCard(l *library, name string) (*card, error) {
@@ -136,8 +130,7 @@ func (c *card) queryPort(i int) (portAttrs, error) {
 	}
 	return portAttrs{
 		active: a.state == C.ABI_PORT_ACTIVE, state: int(a.state), ethernet: a.link_layer == C.ABI_LINK_LAYER_ETHERNET, lid: uint16(a.lid),
-		global: a.link_layer == C.ABI_LINK_LAYER_ETHERNET || a.flags&C.ABI_QPF_GRH_REQUIRED != 0,
-		mtu:    uint8(a.active_mtu), maxMsg: uint64(a.max_msg_sz), gids: int(a.gid_tbl_len), linkBits: linkBits(uint8(a.active_width), uint8(a.active_speed)),
+		mtu: uint8(a.active_mtu), maxMsg: uint64(a.max_msg_sz), gids: int(a.gid_tbl_len), linkBits: linkBits(uint8(a.active_width), uint8(a.active_speed)),
 	}, nil
 }
 
@@ -209,35 +202,27 @@ func (c *card) asyncFD() int   { return int(c.c.ctx.async_fd) }
 
 // queuePair is struct abi_qp.
 type queuePair struct {
-	c     *C.struct_abi_qp
-	qpn   uint32
-	empty bool // it has failed and given back its last receive
+	c   *C.struct_abi_qp
+	qpn uint32
 }
 
-// newQP makes a queue pair in state INIT; writable by the peer or not.
-func (c *card) newQP(depth, pkeyIndex int, writable bool) (queuePair, error) {
+// newQP makes a queue pair in state INIT.
+func (c *card) newQP(depth, pkeyIndex int) (queuePair, error) {
 	qp, err := C.hv_qp(c.c, C.int(depth))
 	if qp == nil {
 		return queuePair{}, fmt.Errorf("ibv_create_qp: %w", err)
 	}
-	q := queuePair{c: qp, qpn: uint32(C.hv_qpn(qp))}
-	if err := c.initQP(q, pkeyIndex, writable); err != nil {
+	q := queuePair{qp, uint32(C.hv_qpn(qp))}
+	if err := c.initQP(q, pkeyIndex); err != nil {
 		_ = c.destroyQP(q) // there is an error to return already
 		return queuePair{}, err
 	}
 	return q, nil
 }
 
-func (c *card) initQP(q queuePair, pkeyIndex int, writable bool) error {
-	rights := C.int(0)
-	if writable {
-		rights = C.ABI_ACCESS_REMOTE_WRITE
-	}
-	return modified("init", C.hv_qp_init(c.c, q.c, C.int(c.port), C.int(pkeyIndex), rights))
+func (c *card) initQP(q queuePair, pkeyIndex int) error {
+	return modified("init", C.hv_qp_init(c.c, q.c, C.int(c.port), C.int(pkeyIndex)))
 }
-
-// drained reports whether nothing that the peer sent can come any more.
-func (q *queuePair) drained() bool { return q.c == nil || q.empty }
 
 func (c *card) resetQP(q queuePair) error { return modified("reset", C.hv_qp_reset(c.c, q.c)) }
 func (c *card) failQP(q queuePair) error  { return modified("error", C.hv_qp_fail(c.c, q.c)) }

@@ -46,8 +46,6 @@ type domain struct {
 	card   *card
 	name   string
 	at     endpoint
-	find   func() (endpoint, error) // at, as it is now
-	moved  bool                     // at may be another one
 	opts   Options
 	bell   provider.Bell
 	caps   provider.Caps
@@ -59,7 +57,6 @@ type domain struct {
 	alarm     time.Time // when the timer fires, zero when it is not set
 	woken     bool      // armed since the last look at ep
 	turns     uint32
-	drainTime time.Duration // of leave.go
 
 	peers       []*peer // by index, nil when free
 	freePeers   []uint16
@@ -108,7 +105,7 @@ const (
 // Stats count what happened since Open. The Domains of this package have the method Stats() Stats, for the owner.
 type Stats struct {
 	Writes     uint64 // write requests handed to the card, also anew after a renewal
-	Doorbells  uint64 // calls that handed them over: one for each 64 to a queue pair in a batch
+	Doorbells  uint64 // calls that handed them over: one for each queue pair in a batch
 	Posts      uint64 // crossings to C that posted
 	Polls      uint64 // crossings to C that asked for completions
 	Found      uint64 // of these, the ones that found any
@@ -136,11 +133,7 @@ type result struct {
 	then func(error)
 }
 
-func openDomain(c *card, name string, find func() (endpoint, error), o Options, cfg provider.Config) (*domain, error) {
-	at, err := find()
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", provider.ErrUnavailable, err)
-	}
+func openDomain(c *card, name string, at endpoint, o Options, cfg provider.Config) (*domain, error) {
 	n := cfg.MaxPeers
 	if n == 0 {
 		n = provider.DefaultMaxPeers
@@ -155,7 +148,7 @@ func openDomain(c *card, name string, find func() (endpoint, error), o Options, 
 	sends := min(queueLimit, c.attrs.maxCQE, n*(controlDepth+writeMost))
 	writes := min(writeMost, c.attrs.maxQPWR)
 	d := &domain{
-		card: c, name: name, at: at, find: find, opts: o, bell: cfg.Bell, ep: -1, timer: -1, drainTime: drainTime,
+		card: c, name: name, at: at, opts: o, bell: cfg.Bell, ep: -1, timer: -1,
 		peers:       make([]*peer, n),
 		generations: make([]uint16, n),
 		receives:    newPool(recvs, n, notifyWindow+immFloor, notifyWindow+immMost),

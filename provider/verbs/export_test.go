@@ -4,7 +4,6 @@ package verbs
 
 import (
 	"net/netip"
-	"time"
 
 	"github.com/hawser-project/hawser/provider"
 )
@@ -69,22 +68,3 @@ func Room(dom provider.Domain, h provider.Peer) bool {
 	p := dom.(*domain).peer(h)
 	return Gone(dom, h) || p.control.room(p, otherReserve)
 }
-
-// SendOverArrivals sends an immediate over the queue pair that is there to receive only.
-func SendOverArrivals(dom provider.Domain, h provider.Peer) error {
-	d := dom.(*domain)
-	p := d.peer(h)
-	to := d.arrivalsRoute(p)
-	if err := d.card.readyToSend(p.in, &to); err != nil {
-		return err
-	}
-	d.push(&sendWR{id: identity(p, roleWrites+1, 0), qp: p.in.handle(), imm: 1, flags: sendImm | sendSignaled})
-	d.flush()
-	return nil
-}
-
-// Emptied reports whether the queue pair that a peer writes to has failed and is empty.
-func Emptied(dom provider.Domain, h provider.Peer) bool { return dom.(*domain).peer(h).in.empty }
-
-// WaitForLast has a domain wait for the last receive of a failed queue pair however long it takes.
-func WaitForLast(dom provider.Domain) { dom.(*domain).drainTime = time.Hour }

@@ -108,7 +108,7 @@ func (d *domain) routeTo(p *peer, qpn, receivePSN, sendPSN uint32) route {
 		sgidIndex: d.at.index, hopLimit: 64, trafficClass: d.opts.TrafficClass, sl: d.opts.ServiceLevel, port: uint8(d.at.port),
 		mtu: min(d.at.mtu, p.remote.mtu), timeout: uint8(d.opts.Timeout), retries: uint8(d.opts.Retries), rnrRetries: rnrRetries,
 	}
-	if d.at.global || p.remote.global {
+	if d.at.ethernet {
 		r.global = 1
 	}
 	return r
@@ -159,7 +159,7 @@ func (d *domain) greetAgain(p *peer) {
 		if err := c.resetQP(q); err != nil {
 			return err
 		}
-		if err := c.initQP(q, pkey, true); err != nil {
+		if err := c.initQP(q, pkey); err != nil {
 			return err
 		}
 		if err := c.readyToReceive(q, &to); err != nil {
@@ -174,8 +174,6 @@ func (d *domain) greetAgain(p *peer) {
 			d.lose(p, provider.StatusRefused, detailOf(err))
 			return
 		}
-		d.hear() // what is told of before the reset
-		p.ctl.empty = false
 		d.greet(p)
 	})
 }

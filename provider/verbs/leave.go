@@ -23,6 +23,8 @@ type leave struct {
 	step    leaveStep
 	goodbye bool // the peer is to be told
 	told    bool // the goodbye was handed to the card
+	// The queue pairs that the peer sends to have given back their last receive.
+	ctlEmpty, inEmpty bool
 }
 
 type leaveStep uint8
@@ -79,7 +81,7 @@ func (d *domain) end(p *peer, status provider.Status, detail uint32, goodbye boo
 	p.early = nil
 }
 
-// advance does the next steps of the end of a connection and reports whether that was the last one. Goroutines that use the
+// advance does the next steps of the end of a connection and reports whether the next visit has more to do. Goroutines that use the
 // queue pairs end first; each visits the peer again.
 func (d *domain) advance(p *peer) bool {
 	if p.jobs > 0 {
@@ -107,9 +109,11 @@ func (d *domain) advance(p *peer) bool {
 			_ = d.card.failQP(p.ctl) // it may have failed by itself
 		}
 		l.step = leaveDrain
-		d.setDeadline(p, d.emptyBy(&p.ctl, &p.in))
+		until := d.emptyBy(&l.ctlEmpty)
+		l.inEmpty = l.ctlEmpty
+		d.setDeadline(p, until)
 	}
-	if !(p.ctl.drained() && p.in.drained()) && now.Before(p.deadline) {
+	if !(l.ctlEmpty && l.inEmpty) && now.Before(p.deadline) {
 		return false
 	}
 	if err := d.destroy(p); err != nil {
@@ -139,21 +143,19 @@ func (d *domain) sayBye(p *peer) bool {
 	return true
 }
 
-// emptyBy is when queue pairs that fail now count as empty without an event that says so. Soft-RoCE has no such event and needs none:
+// emptyBy is when a queue pair that fails now counts as empty without an event that says so. Soft-RoCE has no such event and needs none:
 // destroying a queue pair waits there until nothing works on it, and leaves its completions in place.
-func (d *domain) emptyBy(qps ...*queuePair) time.Time {
+func (d *domain) emptyBy(empty *bool) time.Time {
 	if d.card.attrs.vendor == rxeVendor {
-		for _, q := range qps {
-			q.empty = true
-		}
+		*empty = true
 		return time.Now()
 	}
-	return time.Now().Add(d.drainTime)
+	return time.Now().Add(drainTime)
 }
 
 // retire destroys a queue pair once everything that it completed is taken: before, because hardware drops its completions then, and
 // after, because soft-RoCE may still make some until then.
-func (d *domain) retire(p *peer, q *queuePair) error {
+func (d *domain) retire(q *queuePair) error {
 	if q.c == nil {
 		return nil
 	}
@@ -161,7 +163,6 @@ func (d *domain) retire(p *peer, q *queuePair) error {
 	_ = d.card.failQP(*q) // it may have failed by itself
 	d.drain()
 	err := d.card.destroyQP(*q)
-	p.unproven = p.unproven || err != nil
 	d.drain()
 	d.byQP.remove(q.qpn)
 	*q = queuePair{}
@@ -170,7 +171,7 @@ func (d *domain) retire(p *peer, q *queuePair) error {
 
 // destroy ends everything that a peer has at the card.
 func (d *domain) destroy(p *peer) error {
-	err := errors.Join(d.retire(p, &p.ctl), d.retire(p, &p.out), d.retire(p, &p.in))
+	err := errors.Join(d.retire(&p.ctl), d.retire(&p.out), d.retire(&p.in))
 	w := &p.writes
 	for i := w.acked; i != w.sent; i++ {
 		d.unsend(w, w.ring.at(i))
@@ -183,6 +184,6 @@ func (d *domain) destroy(p *peer) error {
 		}
 	}
 	d.forgetGrants(p)
-	p.rights, p.control.records, p.arrived.letters = nil, fifo[record]{}, fifo[letter]{}
+	p.rights, p.control.records = nil, fifo[record]{}
 	return errors.Join(err, d.dismantle(p))
 }

@@ -44,7 +44,6 @@ type peer struct {
 	touched  bool // in domain.touched
 	released bool // Disconnect or Fence was called
 	fenced   bool // Fence was called: KindFenced is owed
-	unproven bool // the card did not end a queue pair, or its right to the inbox: it may still execute what the peer sends
 	toldDown bool
 	status   provider.Status // why down
 	detail   uint32
@@ -111,7 +110,6 @@ func (d *domain) Offer() (provider.Peer, provider.Addr, error) {
 	if len(d.freePeers) == 0 {
 		return 0, nil, d.errorf("offer: %w: %d peers", provider.ErrLimit, len(d.peers))
 	}
-	d.locate()
 	p := &peer{}
 	if err := d.equip(p); err != nil {
 		return 0, nil, errors.Join(d.errorf("offer: %w", err), d.dismantle(p))
@@ -123,11 +121,11 @@ func (d *domain) Offer() (provider.Peer, provider.Addr, error) {
 	}
 	p.handle = provider.Peer(d.generations[i])<<provider.PeerIndexBits | provider.Peer(i)
 	d.peers[i] = p
-	for _, q := range []queuePair{p.ctl, p.out, p.in} {
+	for _, q := range []queuePair{p.ctl, p.in} {
 		d.byQP.add(q.qpn, int(i))
 	}
 	o := offer{
-		secret: p.secret, gid: d.at.gid, lid: d.at.lid, mtu: d.at.mtu, ethernet: d.at.ethernet, global: d.at.global,
+		secret: p.secret, gid: d.at.gid, lid: d.at.lid, mtu: d.at.mtu, ethernet: d.at.ethernet,
 		ctl: p.ctl.qpn, out: p.out.qpn, in: p.in.qpn, inbox: addressOf(p.inbox.mem), inboxKey: p.inbox.reg.rkey,
 		immWindow: uint32(p.receives - notifyWindow), notifyWindow: notifyWindow,
 	}
@@ -154,11 +152,10 @@ func (d *domain) equip(p *peer) (err error) {
 		return registerFault(err, provider.Memory{Bytes: p.inbox.mem})
 	}
 	for _, q := range []struct {
-		qp       *queuePair
-		depth    int
-		writable bool
-	}{{&p.ctl, controlDepth, true}, {&p.out, p.writes.depth, false}, {&p.in, 1, true}} {
-		if *q.qp, err = d.card.newQP(q.depth, d.opts.PKeyIndex, q.writable); err != nil {
+		qp    *queuePair
+		depth int
+	}{{&p.ctl, controlDepth}, {&p.out, p.writes.depth}, {&p.in, 1}} {
+		if *q.qp, err = d.card.newQP(q.depth, d.opts.PKeyIndex); err != nil {
 			return fmt.Errorf("%w%s", err, memlockHint(err, 0))
 		}
 	}
@@ -175,11 +172,9 @@ func (d *domain) dismantle(p *peer) error {
 		}
 	}
 	if p.inbox.reg.c != nil {
-		err := d.card.deregister(p.inbox.reg)
-		p.unproven = p.unproven || err != nil
-		errs = append(errs, err)
+		errs = append(errs, d.card.deregister(p.inbox.reg))
 	}
-	if p.inbox.mem != nil && !p.unproven { // else the card may still write there
+	if p.inbox.mem != nil {
 		errs = append(errs, unix.Munmap(p.inbox.mem))
 	}
 	p.inbox = inbox{}

@@ -130,7 +130,7 @@ func (d *domain) received(w *workDone) {
 	}
 	p := d.peers[i]
 	switch {
-	case w.flags&doneWithImm == 0 || w.qpn == p.out.qpn: // nothing comes over that one from a peer that keeps the protocol
+	case w.flags&doneWithImm == 0:
 		d.violate(p)
 	case w.qpn == p.in.qpn:
 		d.arrive(p, w)
@@ -241,10 +241,7 @@ func (d *domain) visit(p *peer, out *sink) bool {
 		}
 		return false
 	case leaving:
-		if !d.advance(p) {
-			return false
-		}
-		return !d.settle(p, out) // before Poll tells that the device is gone, if that has shown itself here
+		return d.advance(p)
 	case down:
 		return !d.settle(p, out)
 	default:
@@ -302,11 +299,7 @@ func (d *domain) settle(p *peer, out *sink) bool {
 		if out.full() {
 			return false
 		}
-		status := provider.StatusOK
-		if p.unproven {
-			status = provider.StatusUnfenced
-		}
-		out.put(provider.Completion{Peer: p.handle, Kind: provider.KindFenced, Status: status})
+		out.put(provider.Completion{Peer: p.handle, Kind: provider.KindFenced})
 	}
 	if p.released {
 		d.forget(p)

@@ -167,11 +167,11 @@ uint32_t hv_qpn(struct abi_qp *qp) { return qp->qp_num; }
 
 int hv_qp_destroy(struct hv_card *c, struct abi_qp *qp) { return c->lib->destroy_qp(qp); }
 
-int hv_qp_init(struct hv_card *c, struct abi_qp *qp, int port, int pkey_index, int access)
+int hv_qp_init(struct hv_card *c, struct abi_qp *qp, int port, int pkey_index)
 {
 	struct abi_qp_attr attr = {
 		.qp_state = ABI_QPS_INIT,
-		.qp_access_flags = access,
+		.qp_access_flags = ABI_ACCESS_REMOTE_WRITE,
 		.pkey_index = pkey_index,
 		.port_num = port,
 	};
@@ -308,20 +308,16 @@ static int take(struct abi_cq *cq, struct hv_done *out, int max, uint32_t flags)
 int hv_poll(struct hv_card *c, struct hv_done *out, int max)
 {
 	// Some room is for sends, however much is received.
-	int n = take(c->recvs, out, max - max / 4, HV_RECV);
-	if (n < 0)
-		return n;
-	if (n > 0) {
-		int err = post_receives(c, n);
+	int recvs = take(c->recvs, out, max - max / 4, HV_RECV);
+	if (recvs < 0)
+		return recvs;
+	if (recvs > 0) {
+		int err = post_receives(c, recvs);
 		if (err)
-			c->fault = err < 0 ? err : -err;
+			return err < 0 ? err : -err;
 	}
-	int sends = take(c->sends, out + n, max - n, 0);
-	if (sends < 0)
-		c->fault = sends;
-	else
-		n += sends;
-	return n > 0 ? n : c->fault; // what has come is there only once
+	int sends = take(c->sends, out + recvs, max - recvs, 0);
+	return sends < 0 ? sends : recvs + sends;
 }
 
 int hv_arm(struct hv_card *c)

@@ -48,7 +48,6 @@ struct hv_card {
 	struct abi_cq *sends, *recvs;
 	struct abi_srq *srq;
 	struct abi_device_attr device;
-	int fault; // of hv_poll, -errno: returned once what had come was
 };
 
 // A write as Go prepares it; Go's sendWR.
@@ -108,10 +107,10 @@ int hv_start(struct hv_card *c, int sends, int recvs, int depth, const char **wh
 // Frees everything; *what names the first call that failed. c is gone also when it fails.
 int hv_close(struct hv_card *c, const char **what);
 
-struct abi_qp *hv_qp(struct hv_card *c, int depth); // in state RESET, or NULL with errno set
+struct abi_qp *hv_qp(struct hv_card *c, int depth); // in state INIT, or NULL with errno set
 uint32_t hv_qpn(struct abi_qp *qp);
 int hv_qp_destroy(struct hv_card *c, struct abi_qp *qp);
-int hv_qp_init(struct hv_card *c, struct abi_qp *qp, int port, int pkey_index, int access); // access of the peer
+int hv_qp_init(struct hv_card *c, struct abi_qp *qp, int port, int pkey_index);
 int hv_qp_reset(struct hv_card *c, struct abi_qp *qp);
 int hv_qp_fail(struct hv_card *c, struct abi_qp *qp);
 // These two may be called from any thread, for a queue pair that no other call uses meanwhile; the first may wait for the network.
@@ -125,8 +124,7 @@ int hv_deregister(struct hv_card *c, struct abi_mr *mr);
 // Posts n writes: neighbours to one queue pair as a chain with one doorbell. *posted is how many were taken; returns errno.
 int hv_post(struct hv_send *sends, int n, int *posted, int *doorbells);
 
-// Takes at most max completions, received ones first, and posts a receive for each that was used. Returns their number, or -errno
-// when it can take no more, now or in a call before.
+// Takes at most max completions, received ones first, and posts a receive for each that was used. Returns their number, or -errno.
 int hv_poll(struct hv_card *c, struct hv_done *out, int max);
 
 int hv_arm(struct hv_card *c);    // has the channel tell of the next completion; returns errno

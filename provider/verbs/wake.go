@@ -24,7 +24,7 @@ func (d *domain) Arm() bool {
 	if d.take() > 0 {
 		return true
 	}
-	return d.collect() || d.fatal != nil // that take may have found
+	return d.collect()
 }
 
 // look takes what the descriptors tell: completions after Arm, the timer, the device.
@@ -59,21 +59,7 @@ func (d *domain) hear() {
 			d.emptied(subject)
 		case eventCQError, eventSRQError, eventDeviceFatal:
 			d.die(deviceError(event))
-		case eventPortActive, eventLIDChange, eventReregister, eventGIDChange:
-			d.moved = true
 		}
-	}
-}
-
-// locate finds out anew how the port is reached, after an event that this may have changed. Where it cannot be reached now, or on
-// another fabric only, the place of before stays: a connection from there is refused, and the next Offer looks again.
-func (d *domain) locate() {
-	d.hear()
-	if !d.moved {
-		return
-	}
-	if at, err := d.find(); err == nil && at.fabric == d.at.fabric {
-		d.at, d.moved = at, false
 	}
 }
 
@@ -84,13 +70,10 @@ func (d *domain) emptied(qpn uint32) {
 		return
 	}
 	p := d.peers[i]
-	switch qpn {
-	case p.ctl.qpn:
-		p.ctl.empty = true
-	case p.in.qpn:
-		p.in.empty = true
-	default:
-		return // nobody waits for that of our writes: a receive that it took breaks the protocol
+	if qpn == p.ctl.qpn {
+		p.leave.ctlEmpty = true
+	} else {
+		p.leave.inEmpty, p.arrived.renew.empty = true, true
 	}
 	d.activate(p)
 }

@@ -4,11 +4,7 @@
 //
 // Faults come from the environment, read at each call: FAKE_<CALL>=<errno> makes a call fail; FAKE_DEVICES is their number (2);
 // FAKE_PORT_STATE, FAKE_VENDOR, FAKE_MAX_CQE, FAKE_MAX_MSG what they say of themselves; FAKE_POST_AFTER=n makes post_send fail
-// after n more requests; FAKE_WC_STATUS=s gives the next write of 200 bytes this status; FAKE_LINK_LAYER, and FAKE_GRH=n which
-// card needs a global header; FAKE_EVENT=e has a registration raise one of
-// a port; FAKE_LATE=n has a queue pair that has failed
-// give back its last receive n polls later, and abort when it is destroyed before; FAKE_POLL_EMPTY=1
-// makes it fail to poll an empty completion queue.
+// after n more requests; FAKE_WC_STATUS=s gives the next write of 200 bytes this status; FAKE_ASYNC=e raises an event.
 #define _GNU_SOURCE
 #include "../abi.h"
 
@@ -65,7 +61,7 @@ struct qp {
 	unsigned head, tail, max;
 	uint32_t dest, rq_psn, sq_psn;
 	union abi_gid gid;
-	int last_wqe, listed, global, got, late;
+	int last_wqe, listed;
 	int64_t since; // when the oldest request was tried first
 };
 
@@ -139,12 +135,10 @@ static void to_error(struct qp *q)
 	q->c.state = ABI_QPS_ERR;
 	while (q->head != q->tail)
 		finish(q, ABI_WC_WR_FLUSH_ERR);
-	if (q->last_wqe)
-		return;
-	q->last_wqe = 1;
-	q->late = q->got ? env("FAKE_LATE", 0) : 0;
-	if (!q->late)
+	if (!q->last_wqe) {
+		q->last_wqe = 1;
 		raise_event((struct card *)q->c.context, ABI_EVENT_QP_LAST_WQE_REACHED, &q->c);
+	}
 }
 
 static struct mr *find_mr(uint32_t key, struct abi_pd *pd, uint64_t addr, uint64_t n, int access)
@@ -155,9 +149,6 @@ static struct mr *find_mr(uint32_t key, struct abi_pd *pd, uint64_t addr, uint64
 	uint64_t base = (uintptr_t)m->m.addr;
 	return addr >= base && addr - base <= m->m.length && n <= m->m.length - (addr - base) ? m : NULL;
 }
-
-static int card_number(struct abi_context *c) { return ((struct card *)c)->dev.name[4] - '0'; }
-static int needs_grh(struct abi_context *c) { return card_number(c) == env("FAKE_GRH", -1); }
 
 // One request, if the other end is there. Returns whether it was done.
 static int execute(struct qp *q)
@@ -176,7 +167,7 @@ static int execute(struct qp *q)
 		return 1;
 	}
 	int lost = !to || to->c.qp_num != q->dest || (to->c.state != ABI_QPS_RTR && to->c.state != ABI_QPS_RTS) ||
-		   to->dest != q->c.qp_num || ((q->sq_psn - to->rq_psn) & 0xFFFFFF) != 0 || (needs_grh(to->c.context) && !q->global);
+		   to->dest != q->c.qp_num || ((q->sq_psn - to->rq_psn) & 0xFFFFFF) != 0;
 	if (lost) {
 		int64_t t = now_ms();
 		if (!q->since)
@@ -201,7 +192,6 @@ static int execute(struct qp *q)
 		if (!s->posted)
 			dead("receiver not ready");
 		s->posted--;
-		to->got = 1;
 		complete(to->c.recv_cq, (struct abi_wc){.opcode = ABI_WC_RECV_RDMA_WITH_IMM, .byte_len = n, .imm_data = r->wr.imm_data,
 							.qp_num = to->c.qp_num, .wc_flags = ABI_WC_WITH_IMM});
 	}
@@ -262,26 +252,14 @@ static void begin(void)
 	pthread_detach(t);
 }
 
-// Gives back the last receives of failed queue pairs, after so many polls.
-static void late(struct abi_cq *c)
-{
-	pthread_mutex_lock(&mu);
-	for (int i = 0; i < MAX_QP; i++)
-		if (qps[i] && qps[i]->c.recv_cq == c && qps[i]->late && !--qps[i]->late)
-			raise_event((struct card *)c->context, ABI_EVENT_QP_LAST_WQE_REACHED, &qps[i]->c);
-	pthread_mutex_unlock(&mu);
-}
-
 static int poll_cq(struct abi_cq *c, int max, struct abi_wc *out)
 {
 	struct cq *q = (struct cq *)c;
 	int n = 0;
 	if (env("FAKE_POLL_CQ", 0))
 		return -1;
-	if (env("FAKE_LATE", 0))
-		late(c);
 	if (!__atomic_load_n(&q->n, __ATOMIC_ACQUIRE)) // whoever spins does not keep the lock from the cards
-		return -env("FAKE_POLL_EMPTY", 0);
+		return 0;
 	pthread_mutex_lock(&mu);
 	for (; n < max && q->n > 0; n++, q->n--)
 		out[n] = q->ring[q->head++ % c->cqe];
@@ -418,11 +396,10 @@ int ibv_query_device(struct abi_context *c, struct abi_device_attr *a)
 
 int ibv_query_port(struct abi_context *c, uint8_t port, struct abi_port_attr *a)
 {
+	(void)c;
 	(void)port;
 	a->state = env("FAKE_PORT_STATE", ABI_PORT_ACTIVE);
-	a->link_layer = env("FAKE_LINK_LAYER", ABI_LINK_LAYER_ETHERNET);
-	a->lid = a->link_layer == ABI_LINK_LAYER_INFINIBAND ? card_number(c) + 1 : 0;
-	a->flags = needs_grh(c) ? ABI_QPF_GRH_REQUIRED : 0;
+	a->link_layer = ABI_LINK_LAYER_ETHERNET;
 	a->active_mtu = ABI_MTU_4096;
 	a->max_msg_sz = env("FAKE_MAX_MSG", 8 << 20);
 	a->active_width = 2;
@@ -433,12 +410,10 @@ int ibv_query_port(struct abi_context *c, uint8_t port, struct abi_port_attr *a)
 
 int ibv_query_gid(struct abi_context *c, uint8_t port, int index, union abi_gid *g)
 {
+	(void)c;
 	(void)port;
 	(void)index;
 	memset(g, 0, sizeof *g);
-	g->raw[0] = 0xFE;
-	g->raw[1] = 0x80;
-	g->raw[15] = card_number(c) + 1;
 	return 0;
 }
 
@@ -469,8 +444,6 @@ static struct abi_mr *new_mr(const char *call, struct abi_pd *pd, void *addr, si
 		next_key++;
 	m->m.lkey = m->m.rkey = next_key;
 	mrs[next_key++ % MAX_MR] = m;
-	if (env("FAKE_EVENT", 0))
-		raise_event((struct card *)pd->context, env("FAKE_EVENT", 0), NULL);
 	object(pd->context, 1);
 	pthread_mutex_unlock(&mu);
 	return &m->m;
@@ -634,12 +607,10 @@ int ibv_modify_qp(struct abi_qp *c, struct abi_qp_attr *a, int mask)
 		err = from != ABI_QPS_RESET;
 		break;
 	case ABI_QPS_RTR:
-		err = from != ABI_QPS_INIT || !(mask & ABI_QP_AV) || (needs_grh(c->context) && !a->ah_attr.is_global) ||
-		      (a->ah_attr.is_global && !a->ah_attr.grh.dgid.raw[15]);
+		err = from != ABI_QPS_INIT || !(mask & ABI_QP_AV);
 		q->dest = a->dest_qp_num;
 		q->rq_psn = a->rq_psn;
 		q->gid = a->ah_attr.grh.dgid;
-		q->global = a->ah_attr.is_global;
 		break;
 	case ABI_QPS_RTS:
 		err = from != ABI_QPS_RTR;
@@ -663,8 +634,6 @@ int ibv_destroy_qp(struct abi_qp *c)
 	struct qp *q = (struct qp *)c;
 	struct card *card = (struct card *)c->context;
 	pthread_mutex_lock(&mu);
-	if (q->late)
-		dead("a queue pair is destroyed before its last receive");
 	clean(c->send_cq, c->qp_num);
 	clean(c->recv_cq, c->qp_num);
 	int kept = card->head;
