@@ -1,10 +1,12 @@
 // A libibverbs whose cards are a thread of this process, for tests without a device. It executes reliable connections as the
 // specification has it, and is as strict: a completion queue that overruns, a receive that is missing and an object that is left behind
-// abort the process. What libibverbs leaves open it does as mlx5 does: destroying or resetting a queue pair drops its completions.
+// abort the process. What libibverbs leaves open it does as mlx5 does: destroying or resetting a queue pair drops its completions. With
+// soft-RoCE's FAKE_VENDOR it does as that does: no event tells of the last receive, a queue pair that has failed gives its requests back
+// later, and by the end of its destruction, which drops nothing.
 //
 // Faults come from the environment, read at each call: FAKE_<CALL>=<errno> makes a call fail; FAKE_DEVICES is their number (2);
 // FAKE_PORT_STATE, FAKE_VENDOR, FAKE_MAX_CQE, FAKE_MAX_MSG what they say of themselves; FAKE_POST_AFTER=n makes post_send fail
-// after n more requests; FAKE_WC_STATUS=s gives the next write of 200 bytes this status; FAKE_ASYNC=e raises an event.
+// after n more requests; FAKE_WC_STATUS=s gives the next write of 200 bytes this status.
 #define _GNU_SOURCE
 #include "../abi.h"
 
@@ -19,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_QP = 1 << 13, MAX_MR = 1 << 13, RETRY_MS = 300, MAX_EVENTS = 1 << 12 };
+enum { MAX_QP = 1 << 13, MAX_MR = 1 << 13, RETRY_MS = 300, MAX_EVENTS = 1 << 12, SOFT_VENDOR = 0xFFFFFF };
 
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work = PTHREAD_COND_INITIALIZER;
@@ -82,6 +84,8 @@ static int env(const char *name, int otherwise)
 	return v && *v ? atoi(v) : otherwise;
 }
 
+static int soft(void) { return env("FAKE_VENDOR", 0) == SOFT_VENDOR; }
+
 static void dead(const char *what)
 {
 	fprintf(stderr, "fake libibverbs: %s\n", what);
@@ -130,11 +134,29 @@ static void finish(struct qp *q, int status)
 	q->since = 0;
 }
 
+static void flush(struct qp *q)
+{
+	while (q->head != q->tail)
+		finish(q, ABI_WC_WR_FLUSH_ERR);
+}
+
+static void list(struct qp *q)
+{
+	if (!q->listed && q->head != q->tail) {
+		q->listed = 1;
+		todo[todos++] = q;
+	}
+}
+
 static void to_error(struct qp *q)
 {
 	q->c.state = ABI_QPS_ERR;
-	while (q->head != q->tail)
-		finish(q, ABI_WC_WR_FLUSH_ERR);
+	if (soft()) {
+		list(q); // for the cards' thread, or ibv_destroy_qp
+		pthread_cond_signal(&work);
+		return;
+	}
+	flush(q);
 	if (!q->last_wqe) {
 		q->last_wqe = 1;
 		raise_event((struct card *)q->c.context, ABI_EVENT_QP_LAST_WQE_REACHED, &q->c);
@@ -216,6 +238,8 @@ static void *run(void *unused)
 		int moved = 0, waits = 0;
 		for (int i = todos - 1; i >= 0; i--) {
 			struct qp *q = todo[i];
+			if (q->c.state == ABI_QPS_ERR)
+				flush(q);
 			if (q->head == q->tail || q->c.state != ABI_QPS_RTS) {
 				unlist(i);
 				continue;
@@ -317,10 +341,7 @@ static int post_send(struct abi_qp *c, struct abi_send_wr *wr, struct abi_send_w
 	}
 	if (q->c.state == ABI_QPS_ERR)
 		to_error(q);
-	if (!q->listed && q->head != q->tail) {
-		q->listed = 1;
-		todo[todos++] = q;
-	}
+	list(q);
 	// Most requests are executed at once, so that tests are quick; the others by the thread, at any time later.
 	static unsigned turn;
 	if (++turn % 4)
@@ -579,6 +600,8 @@ static void clean(struct abi_cq *c, uint32_t qpn)
 {
 	struct cq *q = (struct cq *)c;
 	int kept = 0;
+	if (soft())
+		return;
 	for (int i = 0; i < q->n; i++) {
 		struct abi_wc wc = q->ring[(q->head + i) % c->cqe];
 		if (wc.qp_num != qpn)
@@ -634,6 +657,8 @@ int ibv_destroy_qp(struct abi_qp *c)
 	struct qp *q = (struct qp *)c;
 	struct card *card = (struct card *)c->context;
 	pthread_mutex_lock(&mu);
+	if (q->c.state == ABI_QPS_ERR)
+		flush(q);
 	clean(c->send_cq, c->qp_num);
 	clean(c->recv_cq, c->qp_num);
 	int kept = card->head;
