@@ -202,27 +202,35 @@ func (c *card) asyncFD() int   { return int(c.c.ctx.async_fd) }
 
 // queuePair is struct abi_qp.
 type queuePair struct {
-	c   *C.struct_abi_qp
-	qpn uint32
+	c     *C.struct_abi_qp
+	qpn   uint32
+	empty bool // it has failed and given back its last receive
 }
 
-// newQP makes a queue pair in state INIT.
-func (c *card) newQP(depth, pkeyIndex int) (queuePair, error) {
+// newQP makes a queue pair in state INIT; writable by the peer or not.
+func (c *card) newQP(depth, pkeyIndex int, writable bool) (queuePair, error) {
 	qp, err := C.hv_qp(c.c, C.int(depth))
 	if qp == nil {
 		return queuePair{}, fmt.Errorf("ibv_create_qp: %w", err)
 	}
-	q := queuePair{qp, uint32(C.hv_qpn(qp))}
-	if err := c.initQP(q, pkeyIndex); err != nil {
+	q := queuePair{c: qp, qpn: uint32(C.hv_qpn(qp))}
+	if err := c.initQP(q, pkeyIndex, writable); err != nil {
 		_ = c.destroyQP(q) // there is an error to return already
 		return queuePair{}, err
 	}
 	return q, nil
 }
 
-func (c *card) initQP(q queuePair, pkeyIndex int) error {
-	return modified("init", C.hv_qp_init(c.c, q.c, C.int(c.port), C.int(pkeyIndex)))
+func (c *card) initQP(q queuePair, pkeyIndex int, writable bool) error {
+	rights := C.int(0)
+	if writable {
+		rights = C.ABI_ACCESS_REMOTE_WRITE
+	}
+	return modified("init", C.hv_qp_init(c.c, q.c, C.int(c.port), C.int(pkeyIndex), rights))
 }
+
+// drained reports whether nothing that the peer sent can come any more.
+func (q *queuePair) drained() bool { return q.c == nil || q.empty }
 
 func (c *card) resetQP(q queuePair) error { return modified("reset", C.hv_qp_reset(c.c, q.c)) }
 func (c *card) failQP(q queuePair) error  { return modified("error", C.hv_qp_fail(c.c, q.c)) }

@@ -190,6 +190,36 @@ func TestFenceTakesWhatArrived(t *testing.T) {
 	}
 }
 
+// TestFenceIsToldOnce: a goodbye that nobody answers comes back when the queue pairs are destroyed, and the handle ends then.
+func TestFenceIsToldOnce(t *testing.T) {
+	for name, vendor := range map[string]string{"hardware": "", "soft": "16777215"} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("FAKE_VENDOR", vendor)
+			p := newPair(t, verbs.Options{})
+			p.join()
+			if err := verbs.Silence(p.doms[0], p.peers[0]); err != nil {
+				t.Fatal(err)
+			}
+			if err := p.doms[1].Fence(p.peers[1]); err != nil {
+				t.Fatal(err)
+			}
+			fenced := func() int { return p.count(1, provider.KindFenced, p.peers[1]) }
+			for end := time.Now().Add(hangGuard); fenced() == 0; p.poll(1) {
+				if time.Now().After(end) {
+					t.Fatal("the fence does not end")
+				}
+				p.doms[1].Arm()
+			}
+			for range 10 {
+				p.poll(1)
+			}
+			if n := fenced(); n != 1 {
+				t.Errorf("the fence was told %d times", n)
+			}
+		})
+	}
+}
+
 // TestDeregisteredSourceIsReadToTheEnd: requests that the card has got read their memory though its key has ended.
 func TestDeregisteredSourceIsReadToTheEnd(t *testing.T) {
 	const total = 64

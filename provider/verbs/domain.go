@@ -57,6 +57,7 @@ type domain struct {
 	alarm     time.Time // when the timer fires, zero when it is not set
 	woken     bool      // armed since the last look at ep
 	turns     uint32
+	drainTime time.Duration // of leave.go
 
 	peers       []*peer // by index, nil when free
 	freePeers   []uint16
@@ -148,7 +149,7 @@ func openDomain(c *card, name string, at endpoint, o Options, cfg provider.Confi
 	sends := min(queueLimit, c.attrs.maxCQE, n*(controlDepth+writeMost))
 	writes := min(writeMost, c.attrs.maxQPWR)
 	d := &domain{
-		card: c, name: name, at: at, opts: o, bell: cfg.Bell, ep: -1, timer: -1,
+		card: c, name: name, at: at, opts: o, bell: cfg.Bell, ep: -1, timer: -1, drainTime: drainTime,
 		peers:       make([]*peer, n),
 		generations: make([]uint16, n),
 		receives:    newPool(recvs, n, notifyWindow+immFloor, notifyWindow+immMost),

@@ -4,6 +4,7 @@ package verbs
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/hawser-project/hawser/provider"
 )
@@ -68,3 +69,25 @@ func Room(dom provider.Domain, h provider.Peer) bool {
 	p := dom.(*domain).peer(h)
 	return Gone(dom, h) || p.control.room(p, otherReserve)
 }
+
+// Silence has the card of a domain answer nothing more that a peer sends over the control queue pair.
+func Silence(dom provider.Domain, h provider.Peer) error {
+	d := dom.(*domain)
+	return d.card.failQP(d.peer(h).ctl)
+}
+
+// SendOverArrivals sends an immediate over the queue pair that is there to receive only.
+func SendOverArrivals(dom provider.Domain, h provider.Peer) error {
+	d := dom.(*domain)
+	p := d.peer(h)
+	to := d.arrivalsRoute(p)
+	if err := d.card.readyToSend(p.in, &to); err != nil {
+		return err
+	}
+	d.push(&sendWR{id: identity(p, roleWrites+1, 0), qp: p.in.handle(), imm: 1, flags: sendImm | sendSignaled})
+	d.flush()
+	return nil
+}
+
+// WaitForLast has a domain wait for the last receive of a failed queue pair however long it takes.
+func WaitForLast(dom provider.Domain) { dom.(*domain).drainTime = time.Hour }

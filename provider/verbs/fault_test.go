@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -292,6 +293,77 @@ func TestDeviceFaultEndsTheDomain(t *testing.T) {
 	}
 	if !p.doms[0].Arm() {
 		t.Error("arm of a card that has failed lets its owner sleep")
+	}
+}
+
+// TestFenceWithoutProofSaysSo: a queue pair that the card does not destroy may still carry the peer's writes.
+func TestFenceWithoutProofSaysSo(t *testing.T) {
+	for _, call := range []string{"FAKE_DESTROY_QP", "FAKE_DEREG_MR"} {
+		t.Run(call, func(t *testing.T) {
+			p := newPair(t, verbs.Options{})
+			p.join()
+			t.Setenv(call, "5")
+			if err := p.doms[0].Fence(p.peers[0]); err != nil {
+				t.Fatal(err)
+			}
+			var err error
+			for end := time.Now().Add(hangGuard); err == nil && time.Now().Before(end); {
+				var cs [8]provider.Completion
+				var n int
+				n, err = p.doms[0].Poll(cs[:])
+				p.got[0] = append(p.got[0], cs[:n]...)
+			}
+			t.Setenv(call, "")
+			if !errors.Is(err, provider.ErrUnavailable) {
+				t.Errorf("poll of a card that does not let go: %v", err)
+			}
+			if c := p.last(0, provider.KindFenced, p.peers[0]); c.Status != provider.StatusUnfenced {
+				t.Errorf("the fence ended with %v, want unfenced", c.Status)
+			}
+		})
+	}
+}
+
+// TestArmSeesTheCardFail: what its own look finds must not let the owner sleep.
+func TestArmSeesTheCardFail(t *testing.T) {
+	p := newPair(t, verbs.Options{})
+	p.join()
+	p.until("domain 0 may sleep", func() bool { return !p.doms[0].Arm() })
+	t.Setenv("FAKE_POLL_CQ", "1")
+	if !p.doms[0].Arm() {
+		t.Error("arm has found that the card has failed, and lets its owner sleep")
+	}
+	t.Setenv("FAKE_POLL_CQ", "")
+}
+
+// TestTheLastReceiveIsHeardOf: no end of a queue pair lasts as long as it may when the card tells that nothing comes any more.
+func TestTheLastReceiveIsHeardOf(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		before func(p *pair)
+		fence  int // the domain that fences
+	}{
+		{"while it is up", func(*pair) {}, 0},
+		{"after renewals", func(p *pair) { p.refused(0); p.refused(0) }, 1},
+		{"of a peer that has left", func(p *pair) {
+			if err := p.doms[1].Disconnect(p.peers[1]); err != nil {
+				p.Fatal(err)
+			}
+			p.until("it is down", func() bool { return p.count(0, provider.KindPeerDown, p.peers[0]) == 1 })
+		}, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := newPair(t, verbs.Options{})
+			p.join()
+			for _, d := range p.doms {
+				verbs.WaitForLast(d)
+			}
+			tc.before(p)
+			if err := p.doms[tc.fence].Fence(p.peers[tc.fence]); err != nil {
+				t.Fatal(err)
+			}
+			p.until("it is fenced", func() bool { return p.count(tc.fence, provider.KindFenced, p.peers[tc.fence]) == 1 })
+		})
 	}
 }
 

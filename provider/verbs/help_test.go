@@ -195,3 +195,31 @@ func (p *pair) post(i int, wrs ...provider.WR) {
 func (p *pair) stats(i int) verbs.Stats {
 	return p.doms[i].(interface{ Stats() verbs.Stats }).Stats()
 }
+
+// refused has the other card refuse a write of domain i, and waits until the connection goes on.
+func (p *pair) refused(i int) {
+	p.Helper()
+	_, src := p.memory(i, 4096, 0)
+	_, dst := p.memory(1-i, 4096, provider.AccessRemoteWrite)
+	var key provider.Key
+	p.until("the grant is known", func() bool {
+		var err error
+		key, err = p.doms[1-i].Grant(dst, p.peers[1-i], 0, 4096)
+		if err != nil && !errors.Is(err, provider.ErrBusy) {
+			p.Fatal(err)
+		}
+		return err == nil
+	})
+	p.Setenv("FAKE_WC_STATUS", "10")
+	wr := p.write(src, key, 200)
+	wr.Peer = p.peers[i]
+	before := p.count(i, provider.KindWrite, wr.Peer)
+	p.post(i, wr)
+	p.until("the write is refused", func() bool { return p.count(i, provider.KindWrite, wr.Peer) == before+1 })
+	wr.Len = 100
+	p.post(i, wr)
+	p.until("the next one is not", func() bool { return p.count(i, provider.KindWrite, wr.Peer) == before+2 })
+	if c := p.last(i, provider.KindWrite, wr.Peer); c.Status != provider.StatusOK {
+		p.Fatalf("the write after one that was refused: %+v", c)
+	}
+}

@@ -138,3 +138,20 @@ func TestWaitingMessagesOfALiarAreBounded(t *testing.T) {
 	}
 	p.wantViolation(other)
 }
+
+// TestReceivesAreNotTakenOverOurWrites: a peer that sends over the queue pair of our writes takes receives from others. Over the fake
+// card a write stands for what a card lets through there, a send.
+func TestReceivesAreNotTakenOverOurWrites(t *testing.T) {
+	for _, renewed := range []bool{false, true} {
+		p := newPair(t, verbs.Options{})
+		p.join()
+		other := p.another()
+		if renewed {
+			p.refused(1)
+		}
+		if err := verbs.SendOverArrivals(p.doms[0], p.peers[0]); err != nil {
+			t.Fatal(err)
+		}
+		p.wantViolation(other)
+	}
+}

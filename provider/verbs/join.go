@@ -159,7 +159,7 @@ func (d *domain) greetAgain(p *peer) {
 		if err := c.resetQP(q); err != nil {
 			return err
 		}
-		if err := c.initQP(q, pkey); err != nil {
+		if err := c.initQP(q, pkey, true); err != nil {
 			return err
 		}
 		if err := c.readyToReceive(q, &to); err != nil {
@@ -174,6 +174,8 @@ func (d *domain) greetAgain(p *peer) {
 			d.lose(p, provider.StatusRefused, detailOf(err))
 			return
 		}
+		d.hear() // what is told of before the reset
+		p.ctl.empty = false
 		d.greet(p)
 	})
 }

@@ -23,8 +23,6 @@ type leave struct {
 	step    leaveStep
 	goodbye bool // the peer is to be told
 	told    bool // the goodbye was handed to the card
-	// The queue pairs that the peer sends to have given back their last receive.
-	ctlEmpty, inEmpty bool
 }
 
 type leaveStep uint8
@@ -81,7 +79,7 @@ func (d *domain) end(p *peer, status provider.Status, detail uint32, goodbye boo
 	p.early = nil
 }
 
-// advance does the next steps of the end of a connection and reports whether the next visit has more to do. Goroutines that use the
+// advance does the next steps of the end of a connection and reports whether that was the last one. Goroutines that use the
 // queue pairs end first; each visits the peer again.
 func (d *domain) advance(p *peer) bool {
 	if p.jobs > 0 {
@@ -109,11 +107,9 @@ func (d *domain) advance(p *peer) bool {
 			_ = d.card.failQP(p.ctl) // it may have failed by itself
 		}
 		l.step = leaveDrain
-		until := d.emptyBy(&l.ctlEmpty)
-		l.inEmpty = l.ctlEmpty
-		d.setDeadline(p, until)
+		d.setDeadline(p, d.emptyBy(&p.ctl, &p.in))
 	}
-	if !(l.ctlEmpty && l.inEmpty) && now.Before(p.deadline) {
+	if !(p.ctl.drained() && p.in.drained()) && now.Before(p.deadline) {
 		return false
 	}
 	if err := d.destroy(p); err != nil {
@@ -143,19 +139,21 @@ func (d *domain) sayBye(p *peer) bool {
 	return true
 }
 
-// emptyBy is when a queue pair that fails now counts as empty without an event that says so. Soft-RoCE has no such event and needs none:
+// emptyBy is when queue pairs that fail now count as empty without an event that says so. Soft-RoCE has no such event and needs none:
 // destroying a queue pair waits there until nothing works on it, and leaves its completions in place.
-func (d *domain) emptyBy(empty *bool) time.Time {
+func (d *domain) emptyBy(qps ...*queuePair) time.Time {
 	if d.card.attrs.vendor == rxeVendor {
-		*empty = true
+		for _, q := range qps {
+			q.empty = true
+		}
 		return time.Now()
 	}
-	return time.Now().Add(drainTime)
+	return time.Now().Add(d.drainTime)
 }
 
 // retire destroys a queue pair once everything that it completed is taken: before, because hardware drops its completions then, and
 // after, because soft-RoCE may still make some until then.
-func (d *domain) retire(q *queuePair) error {
+func (d *domain) retire(p *peer, q *queuePair) error {
 	if q.c == nil {
 		return nil
 	}
@@ -163,6 +161,7 @@ func (d *domain) retire(q *queuePair) error {
 	_ = d.card.failQP(*q) // it may have failed by itself
 	d.drain()
 	err := d.card.destroyQP(*q)
+	p.unproven = p.unproven || err != nil
 	d.drain()
 	d.byQP.remove(q.qpn)
 	*q = queuePair{}
@@ -171,7 +170,7 @@ func (d *domain) retire(q *queuePair) error {
 
 // destroy ends everything that a peer has at the card.
 func (d *domain) destroy(p *peer) error {
-	err := errors.Join(d.retire(&p.ctl), d.retire(&p.out), d.retire(&p.in))
+	err := errors.Join(d.retire(p, &p.ctl), d.retire(p, &p.out), d.retire(p, &p.in))
 	w := &p.writes
 	for i := w.acked; i != w.sent; i++ {
 		d.unsend(w, w.ring.at(i))

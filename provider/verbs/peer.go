@@ -23,6 +23,7 @@ const (
 	up
 	leaving // the connection has ended; the queue pairs are being emptied
 	down    // they are gone; completions may be left to deliver
+	gone    // so is the handle
 )
 
 // qpsPerPeer: control and messages; our writes; the peer's writes. Ours and theirs have queue pairs of their own, so that a write
@@ -44,6 +45,7 @@ type peer struct {
 	touched  bool // in domain.touched
 	released bool // Disconnect or Fence was called
 	fenced   bool // Fence was called: KindFenced is owed
+	unproven bool // the card did not end a queue pair, or its right to the inbox: it may still execute what the peer sends
 	toldDown bool
 	status   provider.Status // why down
 	detail   uint32
@@ -121,7 +123,7 @@ func (d *domain) Offer() (provider.Peer, provider.Addr, error) {
 	}
 	p.handle = provider.Peer(d.generations[i])<<provider.PeerIndexBits | provider.Peer(i)
 	d.peers[i] = p
-	for _, q := range []queuePair{p.ctl, p.in} {
+	for _, q := range []queuePair{p.ctl, p.out, p.in} {
 		d.byQP.add(q.qpn, int(i))
 	}
 	o := offer{
@@ -152,10 +154,11 @@ func (d *domain) equip(p *peer) (err error) {
 		return registerFault(err, provider.Memory{Bytes: p.inbox.mem})
 	}
 	for _, q := range []struct {
-		qp    *queuePair
-		depth int
-	}{{&p.ctl, controlDepth}, {&p.out, p.writes.depth}, {&p.in, 1}} {
-		if *q.qp, err = d.card.newQP(q.depth, d.opts.PKeyIndex); err != nil {
+		qp       *queuePair
+		depth    int
+		writable bool
+	}{{&p.ctl, controlDepth, true}, {&p.out, p.writes.depth, false}, {&p.in, 1, true}} {
+		if *q.qp, err = d.card.newQP(q.depth, d.opts.PKeyIndex, q.writable); err != nil {
 			return fmt.Errorf("%w%s", err, memlockHint(err, 0))
 		}
 	}
@@ -172,9 +175,11 @@ func (d *domain) dismantle(p *peer) error {
 		}
 	}
 	if p.inbox.reg.c != nil {
-		errs = append(errs, d.card.deregister(p.inbox.reg))
+		err := d.card.deregister(p.inbox.reg)
+		p.unproven = p.unproven || err != nil
+		errs = append(errs, err)
 	}
-	if p.inbox.mem != nil {
+	if p.inbox.mem != nil && !p.unproven { // else the card may still write there
 		errs = append(errs, unix.Munmap(p.inbox.mem))
 	}
 	p.inbox = inbox{}
@@ -191,6 +196,7 @@ func (d *domain) dismantle(p *peer) error {
 // forget ends the life of a handle.
 func (d *domain) forget(p *peer) {
 	i := p.handle.Index()
+	p.phase = gone // it may be among the active ones still: what came at the end of its queue pairs put it there
 	d.peers[i] = nil
 	d.freePeers = append(d.freePeers, uint16(i))
 }

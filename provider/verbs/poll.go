@@ -130,7 +130,7 @@ func (d *domain) received(w *workDone) {
 	}
 	p := d.peers[i]
 	switch {
-	case w.flags&doneWithImm == 0:
+	case w.flags&doneWithImm == 0 || w.qpn == p.out.qpn: // nothing comes over that one from a peer that keeps the protocol
 		d.violate(p)
 	case w.qpn == p.in.qpn:
 		d.arrive(p, w)
@@ -241,7 +241,10 @@ func (d *domain) visit(p *peer, out *sink) bool {
 		}
 		return false
 	case leaving:
-		return d.advance(p)
+		if !d.advance(p) {
+			return false
+		}
+		return !d.settle(p, out) // before Poll tells that the device is gone, if that has shown itself here
 	case down:
 		return !d.settle(p, out)
 	default:
@@ -299,7 +302,11 @@ func (d *domain) settle(p *peer, out *sink) bool {
 		if out.full() {
 			return false
 		}
-		out.put(provider.Completion{Peer: p.handle, Kind: provider.KindFenced})
+		status := provider.StatusOK
+		if p.unproven {
+			status = provider.StatusUnfenced
+		}
+		out.put(provider.Completion{Peer: p.handle, Kind: provider.KindFenced, Status: status})
 	}
 	if p.released {
 		d.forget(p)

@@ -23,7 +23,6 @@ type renewal struct {
 	step  renewStep
 	qpn   uint32    // of the peer's new queue pair
 	until time.Time // the peer's: when the old queue pair counts as empty
-	empty bool      // it is
 }
 
 type renewStep uint8
@@ -74,17 +73,18 @@ func (d *domain) renew(p *peer) {
 // askRenewal is the writer's first step.
 func (d *domain) askRenewal(p *peer) {
 	q := &p.writes
-	if err := d.retire(&p.out); err != nil {
+	if err := d.retire(p, &p.out); err != nil {
 		d.lose(p, provider.StatusPeerDown, detailOf(err))
 		return
 	}
 	d.rewind(q)
 	var err error
-	if p.out, err = d.card.newQP(q.depth, d.opts.PKeyIndex); err != nil {
+	if p.out, err = d.card.newQP(q.depth, d.opts.PKeyIndex, false); err != nil {
 		p.out = queuePair{}
 		d.lose(p, provider.StatusPeerDown, detailOf(err))
 		return
 	}
+	d.byQP.add(p.out.qpn, p.handle.Index())
 	d.stats.Renewals++
 	q.round++
 	q.renew.step = renewAsked
@@ -119,15 +119,15 @@ func (d *domain) answerRenewal(p *peer) {
 			return
 		}
 		a.renew.step = renewAnswer
-		a.renew.until = d.emptyBy(&a.renew.empty)
+		a.renew.until = d.emptyBy(&p.in)
 		d.setAlarm(a.renew.until)
 	}
-	if !a.renew.empty && time.Now().Before(a.renew.until) {
+	if !p.in.empty && time.Now().Before(a.renew.until) {
 		return
 	}
-	err := d.retire(&p.in)
+	err := d.retire(p, &p.in)
 	if err == nil {
-		p.in, err = d.card.newQP(1, d.opts.PKeyIndex)
+		p.in, err = d.card.newQP(1, d.opts.PKeyIndex, true)
 	}
 	if err != nil {
 		p.in = queuePair{}

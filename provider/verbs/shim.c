@@ -167,11 +167,11 @@ uint32_t hv_qpn(struct abi_qp *qp) { return qp->qp_num; }
 
 int hv_qp_destroy(struct hv_card *c, struct abi_qp *qp) { return c->lib->destroy_qp(qp); }
 
-int hv_qp_init(struct hv_card *c, struct abi_qp *qp, int port, int pkey_index)
+int hv_qp_init(struct hv_card *c, struct abi_qp *qp, int port, int pkey_index, int access)
 {
 	struct abi_qp_attr attr = {
 		.qp_state = ABI_QPS_INIT,
-		.qp_access_flags = ABI_ACCESS_REMOTE_WRITE,
+		.qp_access_flags = access,
 		.pkey_index = pkey_index,
 		.port_num = port,
 	};

@@ -107,10 +107,10 @@ int hv_start(struct hv_card *c, int sends, int recvs, int depth, const char **wh
 // Frees everything; *what names the first call that failed. c is gone also when it fails.
 int hv_close(struct hv_card *c, const char **what);
 
-struct abi_qp *hv_qp(struct hv_card *c, int depth); // in state INIT, or NULL with errno set
+struct abi_qp *hv_qp(struct hv_card *c, int depth); // in state RESET, or NULL with errno set
 uint32_t hv_qpn(struct abi_qp *qp);
 int hv_qp_destroy(struct hv_card *c, struct abi_qp *qp);
-int hv_qp_init(struct hv_card *c, struct abi_qp *qp, int port, int pkey_index);
+int hv_qp_init(struct hv_card *c, struct abi_qp *qp, int port, int pkey_index, int access); // access of the peer
 int hv_qp_reset(struct hv_card *c, struct abi_qp *qp);
 int hv_qp_fail(struct hv_card *c, struct abi_qp *qp);
 // These two may be called from any thread, for a queue pair that no other call uses meanwhile; the first may wait for the network.

@@ -24,7 +24,7 @@ func (d *domain) Arm() bool {
 	if d.take() > 0 {
 		return true
 	}
-	return d.collect()
+	return d.collect() || d.fatal != nil // that take may have found
 }
 
 // look takes what the descriptors tell: completions after Arm, the timer, the device.
@@ -70,10 +70,13 @@ func (d *domain) emptied(qpn uint32) {
 		return
 	}
 	p := d.peers[i]
-	if qpn == p.ctl.qpn {
-		p.leave.ctlEmpty = true
-	} else {
-		p.leave.inEmpty, p.arrived.renew.empty = true, true
+	switch qpn {
+	case p.ctl.qpn:
+		p.ctl.empty = true
+	case p.in.qpn:
+		p.in.empty = true
+	default:
+		return // nobody waits for that of our writes: a receive that it took breaks the protocol
 	}
 	d.activate(p)
 }
