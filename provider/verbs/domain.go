@@ -106,7 +106,7 @@ const (
 // Stats count what happened since Open. The Domains of this package have the method Stats() Stats, for the owner.
 type Stats struct {
 	Writes     uint64 // write requests handed to the card, also anew after a renewal
-	Doorbells  uint64 // calls that handed them over: one for each queue pair in a batch
+	Doorbells  uint64 // calls that handed them over: one for each 64 to a queue pair in a batch
 	Posts      uint64 // crossings to C that posted
 	Polls      uint64 // crossings to C that asked for completions
 	Found      uint64 // of these, the ones that found any

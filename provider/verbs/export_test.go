@@ -89,5 +89,8 @@ func SendOverArrivals(dom provider.Domain, h provider.Peer) error {
 	return nil
 }
 
+// Emptied reports whether the queue pair that a peer writes to has failed and is empty.
+func Emptied(dom provider.Domain, h provider.Peer) bool { return dom.(*domain).peer(h).in.empty }
+
 // WaitForLast has a domain wait for the last receive of a failed queue pair however long it takes.
 func WaitForLast(dom provider.Domain) { dom.(*domain).drainTime = time.Hour }

@@ -351,6 +351,21 @@ func TestTheLastReceiveIsHeardOf(t *testing.T) {
 			}
 			p.until("it is down", func() bool { return p.count(0, provider.KindPeerDown, p.peers[0]) == 1 })
 		}, 0},
+		{"of a queue pair that had failed before", func(p *pair) {
+			_, src := p.memory(0, 4096, 0)
+			_, dst := p.memory(1, 4096, provider.AccessRemoteWrite)
+			key := p.grant(dst, 4096)
+			if err := p.doms[1].Deregister(dst); err != nil {
+				p.Fatal(err)
+			}
+			p.post(0, p.write(src, key, 100)) // before domain 0 hears that the grant has ended
+			for end := time.Now().Add(hangGuard); !verbs.Emptied(p.doms[1], p.peers[1]); p.poll(1) {
+				p.doms[1].Arm()
+				if time.Now().After(end) {
+					p.Fatal("the queue pair does not fail")
+				}
+			}
+		}, 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := newPair(t, verbs.Options{})
@@ -364,6 +379,33 @@ func TestTheLastReceiveIsHeardOf(t *testing.T) {
 			}
 			p.until("it is fenced", func() bool { return p.count(tc.fence, provider.KindFenced, p.peers[tc.fence]) == 1 })
 		})
+	}
+}
+
+// TestArrivalsOutliveTheCard: what came before one of two completion queues failed is delivered.
+func TestArrivalsOutliveTheCard(t *testing.T) {
+	p := newPair(t, verbs.Options{})
+	p.join()
+	p.until("domain 1 may sleep", func() bool { return !p.doms[1].Arm() })
+	p.post(0, provider.WR{Token: 1, Op: provider.OpWriteImm, Peer: p.peers[0], Imm: 5})
+	for end := time.Now().Add(hangGuard); p.count(0, provider.KindWrite, p.peers[0]) == 0; p.poll(0) {
+		if time.Now().After(end) {
+			t.Fatal("the write does not complete")
+		}
+	}
+	t.Setenv("FAKE_POLL_EMPTY", "1")
+	p.poll(1)
+	if n := p.count(1, provider.KindImm, p.peers[1]); n != 1 {
+		t.Errorf("%d immediates were delivered, want 1", n)
+	}
+	var err error
+	for range 3 { // a probe may have ended as well
+		var cs [8]provider.Completion
+		_, err = p.doms[1].Poll(cs[:])
+	}
+	t.Setenv("FAKE_POLL_EMPTY", "")
+	if !errors.Is(err, provider.ErrUnavailable) {
+		t.Errorf("poll of a card that has failed: %v", err)
 	}
 }
 

@@ -97,7 +97,8 @@ func registerFault(err error, m provider.Memory) error {
 }
 
 // Deregister implements [provider.Domain]. What peers have on its way is refused by the card; they are told that their grants
-// have ended, so that they refuse the rest by themselves.
+// have ended, so that they refuse the rest by themselves. Memory that a write or message of our own is still sent from must stay,
+// as Register says; who takes it away nevertheless learns so by StatusLocal, or, when it was a message, by the end of the connection.
 func (d *domain) Deregister(k provider.Key) error {
 	if d.closed {
 		return d.errorf("deregister: %w", provider.ErrClosed)
@@ -110,8 +111,8 @@ func (d *domain) Deregister(k provider.Key) error {
 	if r.grants > 0 {
 		d.endGrants(uint32(slot), k.ID)
 	}
-	// Memory that nobody else can write to stays with the card until it has read what was posted from it. Other memory cannot:
-	// requests that still read it end with StatusLocal.
+	// Memory that nobody else can write to stays with the card until it has read what was posted from it. Other memory cannot: the
+	// card fails the requests that still read it, and a control queue pair has no renewal.
 	if r.posted > 0 && r.access&provider.AccessRemoteWrite == 0 {
 		return nil
 	}

@@ -308,16 +308,20 @@ static int take(struct abi_cq *cq, struct hv_done *out, int max, uint32_t flags)
 int hv_poll(struct hv_card *c, struct hv_done *out, int max)
 {
 	// Some room is for sends, however much is received.
-	int recvs = take(c->recvs, out, max - max / 4, HV_RECV);
-	if (recvs < 0)
-		return recvs;
-	if (recvs > 0) {
-		int err = post_receives(c, recvs);
+	int n = take(c->recvs, out, max - max / 4, HV_RECV);
+	if (n < 0)
+		return n;
+	if (n > 0) {
+		int err = post_receives(c, n);
 		if (err)
-			return err < 0 ? err : -err;
+			c->fault = err < 0 ? err : -err;
 	}
-	int sends = take(c->sends, out + recvs, max - recvs, 0);
-	return sends < 0 ? sends : recvs + sends;
+	int sends = take(c->sends, out + n, max - n, 0);
+	if (sends < 0)
+		c->fault = sends;
+	else
+		n += sends;
+	return n > 0 ? n : c->fault; // what has come is there only once
 }
 
 int hv_arm(struct hv_card *c)

@@ -48,6 +48,7 @@ struct hv_card {
 	struct abi_cq *sends, *recvs;
 	struct abi_srq *srq;
 	struct abi_device_attr device;
+	int fault; // of hv_poll, -errno: returned once what had come was
 };
 
 // A write as Go prepares it; Go's sendWR.
@@ -124,7 +125,8 @@ int hv_deregister(struct hv_card *c, struct abi_mr *mr);
 // Posts n writes: neighbours to one queue pair as a chain with one doorbell. *posted is how many were taken; returns errno.
 int hv_post(struct hv_send *sends, int n, int *posted, int *doorbells);
 
-// Takes at most max completions, received ones first, and posts a receive for each that was used. Returns their number, or -errno.
+// Takes at most max completions, received ones first, and posts a receive for each that was used. Returns their number, or -errno
+// when it can take no more, now or in a call before.
 int hv_poll(struct hv_card *c, struct hv_done *out, int max);
 
 int hv_arm(struct hv_card *c);    // has the channel tell of the next completion; returns errno

@@ -6,7 +6,8 @@
 //
 // Faults come from the environment, read at each call: FAKE_<CALL>=<errno> makes a call fail; FAKE_DEVICES is their number (2);
 // FAKE_PORT_STATE, FAKE_VENDOR, FAKE_MAX_CQE, FAKE_MAX_MSG what they say of themselves; FAKE_POST_AFTER=n makes post_send fail
-// after n more requests; FAKE_WC_STATUS=s gives the next write of 200 bytes this status.
+// after n more requests; FAKE_WC_STATUS=s gives the next write of 200 bytes this status; FAKE_POLL_EMPTY=1 makes it fail to poll an
+// empty completion queue.
 #define _GNU_SOURCE
 #include "../abi.h"
 
@@ -283,7 +284,7 @@ static int poll_cq(struct abi_cq *c, int max, struct abi_wc *out)
 	if (env("FAKE_POLL_CQ", 0))
 		return -1;
 	if (!__atomic_load_n(&q->n, __ATOMIC_ACQUIRE)) // whoever spins does not keep the lock from the cards
-		return 0;
+		return -env("FAKE_POLL_EMPTY", 0);
 	pthread_mutex_lock(&mu);
 	for (; n < max && q->n > 0; n++, q->n--)
 		out[n] = q->ring[q->head++ % c->cqe];
