@@ -36,6 +36,7 @@ enum abi_qp_state { ABI_QPS_RESET = 0, ABI_QPS_INIT = 1, ABI_QPS_RTR = 2, ABI_QP
 enum abi_mtu { ABI_MTU_256 = 1, ABI_MTU_512 = 2, ABI_MTU_1024 = 3, ABI_MTU_2048 = 4, ABI_MTU_4096 = 5 };
 enum abi_port_state { ABI_PORT_ACTIVE = 4 };
 enum { ABI_LINK_LAYER_INFINIBAND = 1, ABI_LINK_LAYER_ETHERNET = 2 };
+enum { ABI_QPF_GRH_REQUIRED = 1 }; // flags of a port
 
 enum abi_qp_attr_mask {
 	ABI_QP_STATE = 1 << 0,

@@ -46,6 +46,7 @@ type portAttrs struct {
 	active   bool
 	state    int
 	ethernet bool
+	global   bool // it needs the global header: Ethernet, and InfiniBand that is routed or of a virtual function
 	lid      uint16
 	mtu      uint8 // the active one, as the number that stands for it
 	maxMsg   uint64
@@ -130,7 +131,8 @@ func (c *card) queryPort(i int) (portAttrs, error) {
 	}
 	return portAttrs{
 		active: a.state == C.ABI_PORT_ACTIVE, state: int(a.state), ethernet: a.link_layer == C.ABI_LINK_LAYER_ETHERNET, lid: uint16(a.lid),
-		mtu: uint8(a.active_mtu), maxMsg: uint64(a.max_msg_sz), gids: int(a.gid_tbl_len), linkBits: linkBits(uint8(a.active_width), uint8(a.active_speed)),
+		global: a.link_layer == C.ABI_LINK_LAYER_ETHERNET || a.flags&C.ABI_QPF_GRH_REQUIRED != 0,
+		mtu:    uint8(a.active_mtu), maxMsg: uint64(a.max_msg_sz), gids: int(a.gid_tbl_len), linkBits: linkBits(uint8(a.active_width), uint8(a.active_speed)),
 	}, nil
 }
 

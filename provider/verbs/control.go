@@ -195,7 +195,7 @@ func (d *domain) heardNote(p *peer, w *workDone) {
 		return
 	}
 	switch {
-	case w.imm == noteMessage && p.phase == up:
+	case w.imm == noteMessage && p.hears():
 		d.heardMessage(p, w.len)
 	case w.imm == noteRecord && w.len == recordSize:
 		at := inboxRecords + int(c.read%notifyWindow)*recordSize

@@ -409,6 +409,39 @@ func TestArrivalsOutliveTheCard(t *testing.T) {
 	}
 }
 
+// TestMessagesOutliveTheConnection: what has arrived when a connection ends is delivered, as immediates are.
+func TestMessagesOutliveTheConnection(t *testing.T) {
+	p := newPair(t, verbs.Options{})
+	p.join()
+	_, dst := p.memory(1, 4096, 0)
+	for i := range uint64(2) { // the third message waits, and goes with the connection
+		p.post(1, provider.WR{Token: i, Op: provider.OpRecv, LocalKey: dst.ID, LocalAddr: dst.Base, Len: 64})
+		p.post(0, provider.WR{Token: i, Op: provider.OpSend, Peer: p.peers[0]})
+	}
+	p.post(0, provider.WR{Token: 2, Op: provider.OpSend, Peer: p.peers[0]})
+	for end := time.Now().Add(hangGuard); !verbs.Sent(p.doms[0], p.peers[0]); p.poll(0) {
+		if time.Now().After(end) {
+			t.Fatal("the messages are not sent")
+		}
+	}
+	if err := p.doms[1].Fence(p.peers[1]); err != nil {
+		t.Fatal(err)
+	}
+	p.until("it is fenced", func() bool { return p.count(1, provider.KindFenced, p.peers[1]) == 1 })
+	if n := p.count(1, provider.KindRecv, p.peers[1]); n != 2 {
+		t.Errorf("%d messages were delivered, want 2: %+v", n, p.got[1])
+	}
+}
+
+// TestGlobalHeaderOnInfiniBand: the kernel refuses a queue pair without one where a port needs it.
+func TestGlobalHeaderOnInfiniBand(t *testing.T) {
+	t.Setenv("FAKE_LINK_LAYER", "1")
+	for _, card := range []string{"", "0", "1"} {
+		t.Setenv("FAKE_GRH", card)
+		newPair(t, verbs.Options{}).join()
+	}
+}
+
 func TestOptionsAreChecked(t *testing.T) {
 	index := 300
 	bad := verbs.Options{GIDIndex: &index, ServiceLevel: 16, PKeyIndex: -1, MTU: 1500, Timeout: 32, Retries: 7}

@@ -108,7 +108,7 @@ func (d *domain) routeTo(p *peer, qpn, receivePSN, sendPSN uint32) route {
 		sgidIndex: d.at.index, hopLimit: 64, trafficClass: d.opts.TrafficClass, sl: d.opts.ServiceLevel, port: uint8(d.at.port),
 		mtu: min(d.at.mtu, p.remote.mtu), timeout: uint8(d.opts.Timeout), retries: uint8(d.opts.Retries), rnrRetries: rnrRetries,
 	}
-	if d.at.ethernet {
+	if d.at.global || p.remote.global {
 		r.global = 1
 	}
 	return r

@@ -183,6 +183,6 @@ func (d *domain) destroy(p *peer) error {
 		}
 	}
 	d.forgetGrants(p)
-	p.rights, p.control.records = nil, fifo[record]{}
+	p.rights, p.control.records, p.arrived.letters = nil, fifo[record]{}, fifo[letter]{}
 	return errors.Join(err, d.dismantle(p))
 }

@@ -129,6 +129,13 @@ type letter struct{ off, n uint32 }
 // hot:
 func (p *peer) mailTaken() bool { return p.arrived.taken != p.arrived.toldTaken }
 
+// hears reports whether messages of a peer are taken: also those that were there when the connection ended, unless it broke the protocol.
+//
+// hot:
+func (p *peer) hears() bool {
+	return p.phase == up || p.phase == leaving && p.status != provider.StatusProtocol
+}
+
 // heardMessage notes a message that was written into our mail.
 //
 // hot:
@@ -160,7 +167,7 @@ func (d *domain) match() {
 	for d.waiting.len() > 0 && d.recvs.len() > 0 {
 		p := d.waiting.pop()
 		p.listed = false
-		if p.phase != up || p.arrived.letters.len() == 0 {
+		if !p.hears() || p.arrived.letters.len() == 0 {
 			continue
 		}
 		for d.recvs.len() > 0 && !d.move(p) {

@@ -18,6 +18,7 @@ type offer struct {
 	lid          uint16
 	mtu          uint8
 	ethernet     bool
+	global       bool   // it must be sent to, and sends, with a global header
 	ctl          uint32 // number of the queue pair for control and messages
 	out, in      uint32 // of those that the offerer writes over, and is written to over
 	inbox        uint64 // where its memory for control and messages is
@@ -32,6 +33,12 @@ const (
 	offerSize    = 2 + secretSize + 16 + 2 + 1 + 1 + 3*4 + 8 + 4 + 2*4 + 4
 )
 
+// Bits of an offer's link.
+const (
+	linkEthernet = 1 << iota
+	linkGlobal
+)
+
 // addr lays an offer out: the version, the fields, a checksum.
 func (o *offer) addr() provider.Addr {
 	b := make([]byte, 0, offerSize)
@@ -41,7 +48,10 @@ func (o *offer) addr() provider.Addr {
 	b = binary.BigEndian.AppendUint16(b, o.lid)
 	link := byte(0)
 	if o.ethernet {
-		link = 1
+		link |= linkEthernet
+	}
+	if o.global {
+		link |= linkGlobal
 	}
 	b = append(b, o.mtu, link)
 	for _, v := range [...]uint32{o.ctl, o.out, o.in} {
@@ -65,7 +75,7 @@ func parseOffer(a provider.Addr) (o offer, err error) {
 	b := a[2:]
 	b = b[copy(o.secret[:], b):]
 	b = b[copy(o.gid[:], b):]
-	o.lid, o.mtu, o.ethernet = binary.BigEndian.Uint16(b), b[2], b[3] == 1
+	o.lid, o.mtu, o.ethernet, o.global = binary.BigEndian.Uint16(b), b[2], b[3]&linkEthernet != 0, b[3]&linkGlobal != 0
 	b = b[4:]
 	for _, v := range [...]*uint32{&o.ctl, &o.out, &o.in} {
 		*v, b = binary.BigEndian.Uint32(b), b[4:]

@@ -127,7 +127,7 @@ func (d *domain) Offer() (provider.Peer, provider.Addr, error) {
 		d.byQP.add(q.qpn, int(i))
 	}
 	o := offer{
-		secret: p.secret, gid: d.at.gid, lid: d.at.lid, mtu: d.at.mtu, ethernet: d.at.ethernet,
+		secret: p.secret, gid: d.at.gid, lid: d.at.lid, mtu: d.at.mtu, ethernet: d.at.ethernet, global: d.at.global,
 		ctl: p.ctl.qpn, out: p.out.qpn, in: p.in.qpn, inbox: addressOf(p.inbox.mem), inboxKey: p.inbox.reg.rkey,
 		immWindow: uint32(p.receives - notifyWindow), notifyWindow: notifyWindow,
 	}

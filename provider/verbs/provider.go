@@ -112,8 +112,8 @@ func (v *verbs) wants(name string, port int) bool {
 type endpoint struct {
 	portAttrs
 	port   int
-	index  uint8    // of the GID
-	gid    [16]byte // zero within an InfiniBand subnet
+	index  uint8 // of the GID
+	gid    [16]byte
 	fabric string
 }
 
@@ -158,7 +158,8 @@ func (v *verbs) look(c *card, name string, port int) (endpoint, error) {
 	return p, nil
 }
 
-// infiniband fills in what a port in an InfiniBand subnet is reached by: its local identifier. Subnets differ by their prefix.
+// infiniband fills in what a port in an InfiniBand subnet is reached by: its local identifier, and, where a global header is needed, the GID
+// that every port has first. Subnets differ by their prefix.
 func (p endpoint) infiniband(c *card) (endpoint, error) {
 	g, err := c.gid(p.port, 0)
 	if err != nil {
@@ -167,7 +168,7 @@ func (p endpoint) infiniband(c *card) (endpoint, error) {
 	if p.lid == 0 {
 		return endpoint{}, fmt.Errorf("the port has no local identifier: is a subnet manager running?")
 	}
-	p.fabric = fmt.Sprintf("ib:%x", g[:8])
+	p.gid, p.fabric = g, fmt.Sprintf("ib:%x", g[:8])
 	return p, nil
 }
 

@@ -7,7 +7,7 @@
 // Faults come from the environment, read at each call: FAKE_<CALL>=<errno> makes a call fail; FAKE_DEVICES is their number (2);
 // FAKE_PORT_STATE, FAKE_VENDOR, FAKE_MAX_CQE, FAKE_MAX_MSG what they say of themselves; FAKE_POST_AFTER=n makes post_send fail
 // after n more requests; FAKE_WC_STATUS=s gives the next write of 200 bytes this status; FAKE_POLL_EMPTY=1 makes it fail to poll an
-// empty completion queue.
+// empty completion queue; FAKE_LINK_LAYER is that of the ports, FAKE_GRH=n the card that needs a global header.
 #define _GNU_SOURCE
 #include "../abi.h"
 
@@ -64,7 +64,7 @@ struct qp {
 	unsigned head, tail, max;
 	uint32_t dest, rq_psn, sq_psn;
 	union abi_gid gid;
-	int last_wqe, listed;
+	int last_wqe, listed, global;
 	int64_t since; // when the oldest request was tried first
 };
 
@@ -173,6 +173,9 @@ static struct mr *find_mr(uint32_t key, struct abi_pd *pd, uint64_t addr, uint64
 	return addr >= base && addr - base <= m->m.length && n <= m->m.length - (addr - base) ? m : NULL;
 }
 
+static int card_number(struct abi_context *c) { return ((struct card *)c)->dev.name[4] - '0'; }
+static int needs_grh(struct abi_context *c) { return card_number(c) == env("FAKE_GRH", -1); }
+
 // One request, if the other end is there. Returns whether it was done.
 static int execute(struct qp *q)
 {
@@ -190,7 +193,7 @@ static int execute(struct qp *q)
 		return 1;
 	}
 	int lost = !to || to->c.qp_num != q->dest || (to->c.state != ABI_QPS_RTR && to->c.state != ABI_QPS_RTS) ||
-		   to->dest != q->c.qp_num || ((q->sq_psn - to->rq_psn) & 0xFFFFFF) != 0;
+		   to->dest != q->c.qp_num || ((q->sq_psn - to->rq_psn) & 0xFFFFFF) != 0 || (needs_grh(to->c.context) && !q->global);
 	if (lost) {
 		int64_t t = now_ms();
 		if (!q->since)
@@ -418,10 +421,11 @@ int ibv_query_device(struct abi_context *c, struct abi_device_attr *a)
 
 int ibv_query_port(struct abi_context *c, uint8_t port, struct abi_port_attr *a)
 {
-	(void)c;
 	(void)port;
 	a->state = env("FAKE_PORT_STATE", ABI_PORT_ACTIVE);
-	a->link_layer = ABI_LINK_LAYER_ETHERNET;
+	a->link_layer = env("FAKE_LINK_LAYER", ABI_LINK_LAYER_ETHERNET);
+	a->lid = a->link_layer == ABI_LINK_LAYER_INFINIBAND ? card_number(c) + 1 : 0;
+	a->flags = needs_grh(c) ? ABI_QPF_GRH_REQUIRED : 0;
 	a->active_mtu = ABI_MTU_4096;
 	a->max_msg_sz = env("FAKE_MAX_MSG", 8 << 20);
 	a->active_width = 2;
@@ -432,10 +436,12 @@ int ibv_query_port(struct abi_context *c, uint8_t port, struct abi_port_attr *a)
 
 int ibv_query_gid(struct abi_context *c, uint8_t port, int index, union abi_gid *g)
 {
-	(void)c;
 	(void)port;
 	(void)index;
 	memset(g, 0, sizeof *g);
+	g->raw[0] = 0xFE;
+	g->raw[1] = 0x80;
+	g->raw[15] = card_number(c) + 1;
 	return 0;
 }
 
@@ -631,10 +637,12 @@ int ibv_modify_qp(struct abi_qp *c, struct abi_qp_attr *a, int mask)
 		err = from != ABI_QPS_RESET;
 		break;
 	case ABI_QPS_RTR:
-		err = from != ABI_QPS_INIT || !(mask & ABI_QP_AV);
+		err = from != ABI_QPS_INIT || !(mask & ABI_QP_AV) || (needs_grh(c->context) && !a->ah_attr.is_global) ||
+		      (a->ah_attr.is_global && !a->ah_attr.grh.dgid.raw[15]);
 		q->dest = a->dest_qp_num;
 		q->rq_psn = a->rq_psn;
 		q->gid = a->ah_attr.grh.dgid;
+		q->global = a->ah_attr.is_global;
 		break;
 	case ABI_QPS_RTS:
 		err = from != ABI_QPS_RTR;
