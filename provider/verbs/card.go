@@ -107,6 +107,11 @@ const (
 	eventDeviceFatal = C.ABI_EVENT_DEVICE_FATAL
 	eventSRQError    = C.ABI_EVENT_SRQ_ERR
 	eventLastWQE     = C.ABI_EVENT_QP_LAST_WQE_REACHED
+	// A port may be reached in another way from now on.
+	eventPortActive = C.ABI_EVENT_PORT_ACTIVE
+	eventLIDChange  = C.ABI_EVENT_LID_CHANGE
+	eventReregister = C.ABI_EVENT_CLIENT_REREGISTER
+	eventGIDChange  = C.ABI_EVENT_GID_CHANGE
 )
 
 func openCard(l *library, name string) (*card, error) {

@@ -46,6 +46,8 @@ type domain struct {
 	card   *card
 	name   string
 	at     endpoint
+	find   func() (endpoint, error) // at, as it is now
+	moved  bool                     // at may be another one
 	opts   Options
 	bell   provider.Bell
 	caps   provider.Caps
@@ -134,7 +136,11 @@ type result struct {
 	then func(error)
 }
 
-func openDomain(c *card, name string, at endpoint, o Options, cfg provider.Config) (*domain, error) {
+func openDomain(c *card, name string, find func() (endpoint, error), o Options, cfg provider.Config) (*domain, error) {
+	at, err := find()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", provider.ErrUnavailable, err)
+	}
 	n := cfg.MaxPeers
 	if n == 0 {
 		n = provider.DefaultMaxPeers
@@ -149,7 +155,7 @@ func openDomain(c *card, name string, at endpoint, o Options, cfg provider.Confi
 	sends := min(queueLimit, c.attrs.maxCQE, n*(controlDepth+writeMost))
 	writes := min(writeMost, c.attrs.maxQPWR)
 	d := &domain{
-		card: c, name: name, at: at, opts: o, bell: cfg.Bell, ep: -1, timer: -1, drainTime: drainTime,
+		card: c, name: name, at: at, find: find, opts: o, bell: cfg.Bell, ep: -1, timer: -1, drainTime: drainTime,
 		peers:       make([]*peer, n),
 		generations: make([]uint16, n),
 		receives:    newPool(recvs, n, notifyWindow+immFloor, notifyWindow+immMost),

@@ -91,10 +91,16 @@ func fakeAddresses(netdev string) []netip.Addr {
 // onFake returns the provider over the fake libibverbs.
 func onFake(t *testing.T, o verbs.Options) provider.Provider {
 	t.Helper()
+	return onFakeAt(t, o, fakeSysfs(t), fakeAddresses)
+}
+
+// onFakeAt is onFake with another sysfs and other addresses of interfaces.
+func onFakeAt(t *testing.T, o verbs.Options, sys string, addresses func(netdev string) []netip.Addr) provider.Provider {
+	t.Helper()
 	lib, err := fakeLibrary()
 	if err != nil {
 		t.Fatalf("build the fake libibverbs: %v", err)
 	}
 	o.Library = lib
-	return verbs.NewOn(o, fakeSysfs(t), fakeAddresses)
+	return verbs.NewOn(o, sys, addresses)
 }

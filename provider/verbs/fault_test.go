@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -439,6 +440,35 @@ func TestGlobalHeaderOnInfiniBand(t *testing.T) {
 	for _, card := range []string{"", "0", "1"} {
 		t.Setenv("FAKE_GRH", card)
 		newPair(t, verbs.Options{}).join()
+	}
+}
+
+// TestOfferFollowsTheAddress: the address of an interface moves while a domain is open, and is away for a while.
+func TestOfferFollowsTheAddress(t *testing.T) {
+	old := netip.MustParseAddr("10.88.0.1")
+	for event, from := range map[string]string{"gid": "18", "lid": "11", "client": "17", "active": "9"} {
+		t.Run(event, func(t *testing.T) {
+			sys, now := fakeSysfs(t), []netip.Addr{old}
+			p := pairOn(t, onFakeAt(t, verbs.Options{}, sys, func(string) []netip.Addr { return now }), provider.Config{})
+			offers := func(want netip.Addr) {
+				t.Helper()
+				_, addr, err := p.doms[0].Offer()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if gid := want.As16(); !bytes.Contains(addr, gid[:]) {
+					t.Errorf("the address that is offered does not lead to %v", want)
+				}
+			}
+			now = nil
+			t.Setenv("FAKE_EVENT", from)
+			p.memory(0, 4096, 0)
+			t.Setenv("FAKE_EVENT", "")
+			offers(old)
+			now = []netip.Addr{netip.MustParseAddr("10.88.7.7")}
+			writeGID(t, sys, "fake0", 3, "0000:0000:0000:0000:0000:ffff:0a58:0707", "RoCE v2", "eth0")
+			offers(now[0])
+		})
 	}
 }
 

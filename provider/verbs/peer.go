@@ -112,6 +112,7 @@ func (d *domain) Offer() (provider.Peer, provider.Addr, error) {
 	if len(d.freePeers) == 0 {
 		return 0, nil, d.errorf("offer: %w: %d peers", provider.ErrLimit, len(d.peers))
 	}
+	d.locate()
 	p := &peer{}
 	if err := d.equip(p); err != nil {
 		return 0, nil, errors.Join(d.errorf("offer: %w", err), d.dismantle(p))

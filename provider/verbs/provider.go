@@ -207,9 +207,6 @@ func (v *verbs) Open(ctx context.Context, dev provider.Device, cfg provider.Conf
 }
 
 func (v *verbs) open(c *card, name string, cfg provider.Config) (*domain, error) {
-	at, err := v.look(c, name, c.port)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", provider.ErrUnavailable, err)
-	}
-	return openDomain(c, fmt.Sprintf("%s/%d", name, c.port), at, v.opts, cfg)
+	find := func() (endpoint, error) { return v.look(c, name, c.port) }
+	return openDomain(c, fmt.Sprintf("%s/%d", name, c.port), find, v.opts, cfg)
 }

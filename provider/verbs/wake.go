@@ -59,7 +59,21 @@ func (d *domain) hear() {
 			d.emptied(subject)
 		case eventCQError, eventSRQError, eventDeviceFatal:
 			d.die(deviceError(event))
+		case eventPortActive, eventLIDChange, eventReregister, eventGIDChange:
+			d.moved = true
 		}
+	}
+}
+
+// locate finds out anew how the port is reached, after an event that this may have changed. Where it cannot be reached now, or on
+// another fabric only, the place of before stays: a connection from there is refused, and the next Offer looks again.
+func (d *domain) locate() {
+	d.hear()
+	if !d.moved {
+		return
+	}
+	if at, err := d.find(); err == nil && at.fabric == d.at.fabric {
+		d.at, d.moved = at, false
 	}
 }
 

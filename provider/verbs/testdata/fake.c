@@ -7,7 +7,8 @@
 // Faults come from the environment, read at each call: FAKE_<CALL>=<errno> makes a call fail; FAKE_DEVICES is their number (2);
 // FAKE_PORT_STATE, FAKE_VENDOR, FAKE_MAX_CQE, FAKE_MAX_MSG what they say of themselves; FAKE_POST_AFTER=n makes post_send fail
 // after n more requests; FAKE_WC_STATUS=s gives the next write of 200 bytes this status; FAKE_POLL_EMPTY=1 makes it fail to poll an
-// empty completion queue; FAKE_LINK_LAYER is that of the ports, FAKE_GRH=n the card that needs a global header.
+// empty completion queue; FAKE_LINK_LAYER is that of the ports, FAKE_GRH=n the card that needs a global header; FAKE_EVENT=e has a
+// registration raise an event of a port.
 #define _GNU_SOURCE
 #include "../abi.h"
 
@@ -472,6 +473,8 @@ static struct abi_mr *new_mr(const char *call, struct abi_pd *pd, void *addr, si
 		next_key++;
 	m->m.lkey = m->m.rkey = next_key;
 	mrs[next_key++ % MAX_MR] = m;
+	if (env("FAKE_EVENT", 0))
+		raise_event((struct card *)pd->context, env("FAKE_EVENT", 0), NULL);
 	object(pd->context, 1);
 	pthread_mutex_unlock(&mu);
 	return &m->m;
