@@ -262,3 +262,29 @@ func TestArmSeesWhatCameBefore(t *testing.T) {
 		t.Fatal("arm lets the owner sleep though an immediate is there")
 	}
 }
+
+// TestTheLastReceiveIsAwaited: whoever destroys a queue pair before loses what has arrived.
+func TestTheLastReceiveIsAwaited(t *testing.T) {
+	p := newPair(t, verbs.Options{})
+	p.join()
+	for _, d := range p.doms {
+		verbs.WaitForLast(d)
+	}
+	for i := range p.doms {
+		p.post(i, provider.WR{Token: 1 << 40, Op: provider.OpWriteImm, Peer: p.peers[i]})
+	}
+	p.until("each has an immediate", func() bool {
+		return p.count(0, provider.KindImm, p.peers[0])+p.count(1, provider.KindImm, p.peers[1]) == 2
+	})
+	t.Setenv("FAKE_LATE", "20")
+	p.refused(0)
+	if err := p.doms[0].Fence(p.peers[0]); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(hangGuard); p.count(0, provider.KindFenced, p.peers[0]) == 0; p.poll(0) {
+		if time.Now().After(end) {
+			t.Fatal("the fence does not end")
+		}
+	}
+	t.Setenv("FAKE_LATE", "")
+}

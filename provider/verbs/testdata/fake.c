@@ -8,7 +8,8 @@
 // FAKE_PORT_STATE, FAKE_VENDOR, FAKE_MAX_CQE, FAKE_MAX_MSG what they say of themselves; FAKE_POST_AFTER=n makes post_send fail
 // after n more requests; FAKE_WC_STATUS=s gives the next write of 200 bytes this status; FAKE_POLL_EMPTY=1 makes it fail to poll an
 // empty completion queue; FAKE_LINK_LAYER is that of the ports, FAKE_GRH=n the card that needs a global header; FAKE_EVENT=e has a
-// registration raise an event of a port.
+// registration raise an event of a port; FAKE_LATE=n has a queue pair that has failed give back its last receive n polls later, and abort
+// when it is destroyed before.
 #define _GNU_SOURCE
 #include "../abi.h"
 
@@ -65,7 +66,7 @@ struct qp {
 	unsigned head, tail, max;
 	uint32_t dest, rq_psn, sq_psn;
 	union abi_gid gid;
-	int last_wqe, listed, global;
+	int last_wqe, listed, global, got, late;
 	int64_t since; // when the oldest request was tried first
 };
 
@@ -159,10 +160,12 @@ static void to_error(struct qp *q)
 		return;
 	}
 	flush(q);
-	if (!q->last_wqe) {
-		q->last_wqe = 1;
+	if (q->last_wqe)
+		return;
+	q->last_wqe = 1;
+	q->late = q->got ? env("FAKE_LATE", 0) : 0;
+	if (!q->late)
 		raise_event((struct card *)q->c.context, ABI_EVENT_QP_LAST_WQE_REACHED, &q->c);
-	}
 }
 
 static struct mr *find_mr(uint32_t key, struct abi_pd *pd, uint64_t addr, uint64_t n, int access)
@@ -219,6 +222,7 @@ static int execute(struct qp *q)
 		if (!s->posted)
 			dead("receiver not ready");
 		s->posted--;
+		to->got = 1;
 		complete(to->c.recv_cq, (struct abi_wc){.opcode = ABI_WC_RECV_RDMA_WITH_IMM, .byte_len = n, .imm_data = r->wr.imm_data,
 							.qp_num = to->c.qp_num, .wc_flags = ABI_WC_WITH_IMM});
 	}
@@ -281,12 +285,24 @@ static void begin(void)
 	pthread_detach(t);
 }
 
+// Gives back the last receives of failed queue pairs, after so many polls.
+static void late(struct abi_cq *c)
+{
+	pthread_mutex_lock(&mu);
+	for (int i = 0; i < MAX_QP; i++)
+		if (qps[i] && qps[i]->c.recv_cq == c && qps[i]->late && !--qps[i]->late)
+			raise_event((struct card *)c->context, ABI_EVENT_QP_LAST_WQE_REACHED, &qps[i]->c);
+	pthread_mutex_unlock(&mu);
+}
+
 static int poll_cq(struct abi_cq *c, int max, struct abi_wc *out)
 {
 	struct cq *q = (struct cq *)c;
 	int n = 0;
 	if (env("FAKE_POLL_CQ", 0))
 		return -1;
+	if (env("FAKE_LATE", 0))
+		late(c);
 	if (!__atomic_load_n(&q->n, __ATOMIC_ACQUIRE)) // whoever spins does not keep the lock from the cards
 		return -env("FAKE_POLL_EMPTY", 0);
 	pthread_mutex_lock(&mu);
@@ -671,6 +687,8 @@ int ibv_destroy_qp(struct abi_qp *c)
 	pthread_mutex_lock(&mu);
 	if (q->c.state == ABI_QPS_ERR)
 		flush(q);
+	if (q->late)
+		dead("a queue pair is destroyed before its last receive");
 	clean(c->send_cq, c->qp_num);
 	clean(c->recv_cq, c->qp_num);
 	int kept = card->head;
