@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"regexp"
 	"sync"
@@ -35,7 +36,8 @@ const (
 func TestNothingIsLeftOfWorkWithFailures(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	l := &leak{t: t, rng: rand.New(rand.NewPCG(seed, 1)), pairs: cablesFor(t, leakRails)}
+	l := &leak{t: t, rng: rand.New(rand.NewPCG(seed, 1)), pairs: cablesFor(t, leakRails), open: map[*hawser.Engine]bool{}}
+	t.Cleanup(l.end)
 	before := resources(t)
 	l.cycle(3, 0) // what is made once is made here
 	if now := resources(t); now != before {
@@ -68,45 +70,73 @@ type leak struct {
 	rounds int
 
 	mu          sync.Mutex
-	ops, failed int // guarded by mu
+	ops, failed int                     // guarded by mu
+	open        map[*hawser.Engine]bool // guarded by mu
+	takers      sync.WaitGroup          // of messages, one for each open engine
 }
 
 // member is a peer and both sides' memory.
 type member struct {
 	e    *hawser.Engine
-	mem  *hawser.Region
-	rem  *hawser.Remote // its memory, of the hub
+	src  *hawser.Region
+	mem  *hawser.Region // for the hub to write to; nobody reads from it, so it can be closed at any time
+	rem  *hawser.Remote // the same, of the hub
 	back *hawser.Remote // the hub's memory, of it
 }
 
-// open opens an engine that sleeps when it has nothing to do: there are many.
-func (l *leak) open(side int) (*hawser.Engine, error) {
+// engine opens one that sleeps when it has nothing to do: there are many.
+func (l *leak) engine(side int) *hawser.Engine {
+	l.t.Helper()
 	o := options(side, overVerbs(l.pairs...))
 	o.Poll, o.PeerTimeout = hawser.PollEvent, leakHang
 	ctx, cancel := context.WithTimeout(context.Background(), leakHang)
 	defer cancel()
 	e, err := hawser.Open(ctx, o)
-	if err == nil {
-		go func() { // takes its messages, until it is closed
-			for {
-				if _, err := e.Receive(context.Background()); err != nil {
-					return
-				}
-			}
-		}()
+	if err != nil {
+		l.t.Fatal(err)
 	}
-	return e, err
+	l.mu.Lock()
+	l.open[e] = true
+	l.mu.Unlock()
+	l.takers.Go(func() { // until it is closed
+		for {
+			if _, err := e.Receive(context.Background()); err != nil {
+				return
+			}
+		}
+	})
+	return e
+}
+
+func (l *leak) close(e *hawser.Engine) error {
+	l.mu.Lock()
+	delete(l.open, e)
+	l.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), leakHang)
+	defer cancel()
+	return e.Close(ctx)
+}
+
+// end closes what a test that failed has left open: the devices go next.
+func (l *leak) end() {
+	l.mu.Lock()
+	left := maps.Clone(l.open)
+	l.mu.Unlock()
+	for e := range left {
+		if err := l.close(e); err != nil {
+			l.t.Error(err)
+		}
+	}
+	l.takers.Wait()
 }
 
 func (l *leak) join() *member {
 	l.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), leakHang)
 	defer cancel()
-	e, err := l.open(1)
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	m := &member{e: e, mem: alloc(l.t, e)}
+	e := l.engine(1)
+	m := &member{e: e, src: alloc(l.t, e), mem: alloc(l.t, e)}
+	var err error
 	if m.rem, err = l.hub.Import(ctx, m.mem.Descriptor(m.mem.All(), hawser.RightWrite)); err != nil {
 		l.t.Fatal(err)
 	}
@@ -119,10 +149,7 @@ func (l *leak) join() *member {
 // cycle opens the engine and so many peers, has all work, then again and again with faults for as long as it is told, and closes everything.
 func (l *leak) cycle(peers int, during time.Duration) {
 	t := l.t
-	var err error
-	if l.hub, err = l.open(0); err != nil {
-		t.Fatal(err)
-	}
+	l.hub = l.engine(0)
 	l.mem = alloc(t, l.hub)
 	members := make([]*member, peers)
 	for i := range members {
@@ -141,11 +168,11 @@ func (l *leak) cycle(peers int, during time.Duration) {
 		}
 	}
 	for _, m := range members {
-		if err := closeEngine(m.e); err != nil {
+		if err := l.close(m.e); err != nil {
 			t.Error(err)
 		}
 	}
-	if err := closeEngine(l.hub); err != nil {
+	if err := l.close(l.hub); err != nil {
 		t.Error(err)
 	}
 }
@@ -162,24 +189,18 @@ func (l *leak) round(members []*member) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), leakHang)
 		defer cancel()
-		return errors.Join(closeEngine(gone.e), l.hub.Fence(ctx, out.rem.Peer()), region.mem.Close(), cable.set("up"))
+		return errors.Join(l.close(gone.e), l.hub.Fence(ctx, out.rem.Peer()), region.mem.Close(), cable.set("up"))
 	})
 	l.work(members, faults)
 	eventually(l.t, "cable of "+cable.dev[0], cable.up)
 	for _, i := range order {
 		if members[i] != gone {
-			if err := closeEngine(members[i].e); err != nil {
+			if err := l.close(members[i].e); err != nil {
 				l.t.Error(err)
 			}
 		}
 		members[i] = l.join()
 	}
-}
-
-func closeEngine(e *hawser.Engine) error {
-	ctx, cancel := context.WithTimeout(context.Background(), leakHang)
-	defer cancel()
-	return e.Close(ctx)
 }
 
 // work has every peer and the hub write, signal and talk to each other, once, or until the faults are over: then operations may fail, but
@@ -203,7 +224,7 @@ func (l *leak) work(members []*member, faults <-chan struct{}) {
 	}
 	for _, m := range members {
 		all.Go(func() { drive(l.hub, l.mem, m.rem) })
-		all.Go(func() { drive(m.e, m.mem, m.back) })
+		all.Go(func() { drive(m.e, m.src, m.back) })
 	}
 	all.Wait()
 }
