@@ -52,9 +52,10 @@ func TestContract(t *testing.T) {
 // TestContractFake runs it on a libibverbs without devices, which aborts on what a card would only count.
 func TestContractFake(t *testing.T) { contractFake(t, nil) }
 
-// TestContractFakeSoft runs it once more, on what ends queue pairs as soft-RoCE does.
+// TestContractFakeSoft runs it once more, on what ends queue pairs, and refuses long writes for no fault of theirs, as soft-RoCE does.
 func TestContractFakeSoft(t *testing.T) {
 	t.Setenv("FAKE_VENDOR", "16777215")
+	t.Setenv("FAKE_INVALID", "20")
 	no := map[string]string{}
 	for _, name := range []string{"AddrWorksOnce", "ConnectEndsInTime", "WrongAddrIsRefused", "CrossedAddrsAreRefused", "SteadyStateAllocatesNothing"} {
 		no[name] = "it takes seconds, and the other cards have it"

@@ -45,7 +45,8 @@
 // # Soft-RoCE
 //
 // What tests over rdma_rxe (linux 6.1) had to know: it has no event for the last receive of a queue pair, and needs none; a link
-// that is down gives local operation errors; 7 retries are endless; the card of a process answers also while it is stopped.
+// that is down gives local operation errors; 7 retries are endless; the card of a process answers also while it is stopped; on a machine
+// that is slow to answer it finds writes invalid that it sends again, which are sent anew over a new queue pair.
 //
 // # Ownership
 //

@@ -240,13 +240,16 @@ func TestCompletionErrors(t *testing.T) {
 		name, status string
 		want         provider.Status // of the write
 		down         bool
+		always       bool // not for one write only
 	}{
-		{"local protection", "4", provider.StatusLocal, false},
-		{"remote access", "10", provider.StatusAccess, false},
-		{"remote operation", "11", provider.StatusAccess, false},
-		{"retries exceeded", "12", provider.StatusFlushed, true},
-		{"receiver not ready", "13", provider.StatusFlushed, true},
-		{"fatal", "19", provider.StatusFlushed, true},
+		{"local protection", "4", provider.StatusLocal, false, false},
+		{"remote access", "10", provider.StatusAccess, false, false},
+		{"remote operation", "11", provider.StatusAccess, false, false},
+		{"invalid once", "9", provider.StatusOK, false, false},
+		{"invalid twice", "9", provider.StatusFlushed, true, true},
+		{"retries exceeded", "12", provider.StatusFlushed, true, false},
+		{"receiver not ready", "13", provider.StatusFlushed, true, false},
+		{"fatal", "19", provider.StatusFlushed, true, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := newPair(t, verbs.Options{})
@@ -258,6 +261,9 @@ func TestCompletionErrors(t *testing.T) {
 			p.post(0, good)
 			p.until("a write completes", func() bool { return p.count(0, provider.KindWrite, p.peers[0]) == 1 })
 			t.Setenv("FAKE_WC_STATUS", tc.status)
+			if tc.always {
+				t.Setenv("FAKE_WC_AGAIN", "1")
+			}
 			p.post(0, p.write(src, key, 100), p.write(src, key, 200)) // the second fails
 			p.until("the writes end", func() bool { return p.count(0, provider.KindWrite, p.peers[0]) == 3 })
 			if c := p.last(0, provider.KindWrite, p.peers[0]); c.Status != tc.want {

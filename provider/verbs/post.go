@@ -49,6 +49,7 @@ type writes struct {
 	inflight                int    // at the card
 	round                   uint32 // how often the queue pair was renewed
 	immSent, immCredit      uint32 // immediates sent in this round, and for how many the peer has posted a receive again
+	disputed                uint64 // 1 + the last write that the peer's card found invalid, which none is
 	broken                  bool   // the queue pair has failed or is being renewed
 	renew                   renewal
 }

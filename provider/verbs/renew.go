@@ -10,7 +10,8 @@ import (
 
 // A write that the peer's card refuses ends the queue pair, in both cards, at exactly that write: those before it were executed, and
 // those behind it were not, because queue pairs are in order. So the writer takes a new queue pair, asks the peer for the other end
-// over the control queue pair, and goes on behind the write that was refused. Nobody else sees anything of it.
+// over the control queue pair, and goes on behind the write that was refused, or with it where it was refused for no fault of its own.
+// Nobody else sees anything of it.
 //
 //	writer                                  peer
 //	retire the old queue pair
@@ -46,10 +47,18 @@ func (d *domain) writeFailed(p *peer, seq uint64, w *workDone) {
 	e := q.ring.at(seq)
 	d.unsend(q, e)
 	switch w.status {
-	case wcRemAccess, wcRemInvalid, wcRemOp:
+	case wcRemAccess, wcRemOp:
 		e.status = provider.StatusAccess
 	case wcLocalProt, wcLocalLength:
 		e.status = provider.StatusLocal
+	case wcRemInvalid:
+		// No write is invalid. Soft-RoCE loses its place in one that it sends again because the answer comes late, and the peer's says so:
+		// this one is sent anew over the new queue pair, once.
+		if q.disputed == seq+1 {
+			d.lose(p, provider.StatusPeerDown, w.detail())
+			return
+		}
+		q.disputed = seq + 1
 	default: // the peer does not answer, somebody has ended the queue pair, or the card cannot send: soft-RoCE says wcLocalOp when its link is down
 		d.lose(p, provider.StatusPeerDown, w.detail())
 		return

@@ -6,9 +6,10 @@
 //
 // Faults come from the environment, read at each call: FAKE_<CALL>=<errno> makes a call fail; FAKE_DEVICES is their number (2);
 // FAKE_PORT_STATE, FAKE_VENDOR, FAKE_MAX_CQE, FAKE_MAX_MSG what they say of themselves; FAKE_POST_AFTER=n makes post_send fail
-// after n more requests; FAKE_WC_STATUS=s gives the next write of 200 bytes this status; FAKE_POLL_EMPTY=1 makes it fail to poll an
-// empty completion queue; FAKE_LINK_LAYER is that of the ports, FAKE_GRH=n the card that needs a global header; FAKE_EVENT=e has a
-// registration raise an event of a port; FAKE_LATE=n has a queue pair that has failed give back its last receive n polls later, and abort
+// after n more requests; FAKE_WC_STATUS=s gives the next write of 200 bytes this status, FAKE_WC_AGAIN=1 each; FAKE_INVALID=n finds every
+// n-th write of more than 64 KiB invalid, as soft-RoCE does with some on a machine that is slow to answer; FAKE_POLL_EMPTY=1 makes it fail
+// to poll an empty completion queue; FAKE_LINK_LAYER is that of the ports, FAKE_GRH=n the card that needs a global header; FAKE_EVENT=e has
+// a registration raise an event of a port; FAKE_LATE=n has a queue pair that has failed give back its last receive n polls later, and abort
 // when it is destroyed before.
 #define _GNU_SOURCE
 #include "../abi.h"
@@ -192,7 +193,8 @@ static int execute(struct qp *q)
 	}
 	if (r->wr.num_sge && r->sge.length == 200 && env("FAKE_WC_STATUS", 0)) {
 		finish(q, env("FAKE_WC_STATUS", 0));
-		unsetenv("FAKE_WC_STATUS");
+		if (!env("FAKE_WC_AGAIN", 0))
+			unsetenv("FAKE_WC_STATUS");
 		to_error(q);
 		return 1;
 	}
@@ -209,6 +211,16 @@ static int execute(struct qp *q)
 		return 1;
 	}
 	uint32_t n = r->wr.num_sge ? r->sge.length : 0;
+	static unsigned longs;
+	static uint64_t disputed;
+	int every = env("FAKE_INVALID", 0);
+	if (every && n > 65536 && r->wr.wr_id != disputed && ++longs % every == 0) {
+		disputed = r->wr.wr_id;
+		finish(q, ABI_WC_REM_INV_REQ_ERR);
+		to_error(q);
+		to_error(to);
+		return 1;
+	}
 	if (n && !find_mr(r->wr.wr.rdma.rkey, to->c.pd, r->wr.wr.rdma.remote_addr, n, ABI_ACCESS_REMOTE_WRITE)) {
 		finish(q, ABI_WC_REM_ACCESS_ERR);
 		to_error(q);
