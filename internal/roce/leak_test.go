@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/hawser-project/hawser"
+	"github.com/hawser-project/hawser/provider"
 )
 
 var (
@@ -75,6 +76,18 @@ type leak struct {
 	takers      sync.WaitGroup          // of messages, one for each open engine
 }
 
+// fewPeers opens domains for no more peers than there will be: a port for a thousand takes 3 MiB of the kernel's memory, and to fill its queues
+// takes an emulated processor long.
+type fewPeers struct {
+	provider.Provider
+	n int
+}
+
+func (f fewPeers) Open(ctx context.Context, dev provider.Device, cfg provider.Config) (provider.Domain, error) {
+	cfg.MaxPeers = f.n
+	return f.Provider.Open(ctx, dev, cfg)
+}
+
 // member is a peer and both sides' memory.
 type member struct {
 	e    *hawser.Engine
@@ -88,6 +101,7 @@ type member struct {
 func (l *leak) engine(side int) *hawser.Engine {
 	l.t.Helper()
 	o := options(side, overVerbs(l.pairs...))
+	o.Providers = []provider.Provider{fewPeers{o.Providers[0], [2]int{*leakPeers + 4, 4}[side]}}
 	o.Poll, o.PeerTimeout = hawser.PollEvent, leakHang
 	ctx, cancel := context.WithTimeout(context.Background(), leakHang)
 	defer cancel()
@@ -152,16 +166,20 @@ func (l *leak) cycle(peers int, during time.Duration) {
 	l.hub = l.engine(0)
 	l.mem = alloc(t, l.hub)
 	members := make([]*member, peers)
+	began := time.Now()
 	for i := range members {
 		members[i] = l.join()
 	}
+	t.Logf("%d peers have joined in %v", peers, time.Since(began).Round(time.Millisecond))
 	l.work(members, nil)
-	for began := time.Now(); !t.Failed(); {
+	for began = time.Now(); !t.Failed(); {
 		l.round(members)
+		t.Logf("round %d is over after %v", l.rounds, time.Since(began).Round(time.Millisecond))
 		if time.Since(began) > during {
 			break
 		}
 	}
+	began = time.Now()
 	for _, r := range l.hub.Stats().Rails {
 		if r.Dead {
 			t.Errorf("rail %s is dead: a queue of the card was overrun, or the card failed", r.Device)
@@ -175,6 +193,7 @@ func (l *leak) cycle(peers int, during time.Duration) {
 	if err := l.close(l.hub); err != nil {
 		t.Error(err)
 	}
+	t.Logf("all is closed in %v", time.Since(began).Round(time.Millisecond))
 }
 
 // round has all work while one peer leaves, one is fenced, one takes its memory away and a cable is out. New ones replace the three.
