@@ -48,8 +48,8 @@ func TestNothingIsLeftOfWorkWithFailures(t *testing.T) {
 	l.cycle(*leakPeers, *leakTime)
 	eventually(t, "no queue pair is left", func() bool { return resources(t) == before })
 	grown := kernelMemory(t) - memory
-	fmt.Printf("roce: %d peers over %d rails, %d rounds: %d operations, %d of them failed, %d peers fenced, %d left in mid-transfer, %d regions closed, %d cables out; kernel memory %+d KiB\n",
-		*leakPeers, leakRails, l.rounds, l.ops, l.failed, l.rounds, l.rounds, l.rounds, l.rounds, grown)
+	fmt.Printf("roce: %d peers over %d rails, %d rounds: %d operations, %d of them failed, %d peers fenced, %d left in mid-transfer, %d regions closed, %d cables out, %d imports tried again; kernel memory %+d KiB\n",
+		*leakPeers, leakRails, l.rounds, l.ops, l.failed, l.rounds, l.rounds, l.rounds, l.rounds, l.late, grown)
 	if grown > leakRoom {
 		t.Errorf("the kernel has %d KiB more than after the first cycle", grown)
 	}
@@ -69,6 +69,7 @@ type leak struct {
 	hub    *hawser.Engine
 	mem    *hawser.Region
 	rounds int
+	late   int // imports that were tried again
 
 	mu          sync.Mutex
 	ops, failed int                     // guarded by mu
@@ -150,14 +151,25 @@ func (l *leak) join() *member {
 	defer cancel()
 	e := l.engine(1)
 	m := &member{e: e, src: alloc(l.t, e), mem: alloc(l.t, e)}
-	var err error
-	if m.rem, err = l.hub.Import(ctx, m.mem.Descriptor(m.mem.All(), hawser.RightWrite)); err != nil {
-		l.t.Fatal(err)
-	}
-	if m.back, err = e.Import(ctx, l.mem.Descriptor(l.mem.All(), hawser.RightWrite)); err != nil {
-		l.t.Fatal(err)
-	}
+	m.rem = l.reach(ctx, l.hub, m.mem)
+	m.back = l.reach(ctx, e, l.mem)
 	return m
+}
+
+// reach imports memory. A connection has five seconds, which may be short here: it is tried again.
+func (l *leak) reach(ctx context.Context, e *hawser.Engine, mem *hawser.Region) *hawser.Remote {
+	l.t.Helper()
+	for {
+		r, err := e.Import(ctx, mem.Descriptor(mem.All(), hawser.RightWrite))
+		if err == nil {
+			return r
+		}
+		if ctx.Err() != nil {
+			l.t.Fatal(err)
+		}
+		l.late++
+		time.Sleep(100 * time.Millisecond) // it may have been refused at once
+	}
 }
 
 // cycle opens the engine and so many peers, has all work, then again and again with faults for as long as it is told, and closes everything.

@@ -27,15 +27,14 @@ const (
 
 // Pages over verbs beside the same loop in C and beside ib_write_bw, in turns, in one boot. The ratios are printed, not asserted: emulation is
 // noisy, and ib_write_bw reckons in cycles of a clock that emulation makes unsteady: sometimes it says 0. That no card was ever without a
-// receive request is asserted.
+// receive request is asserted of ours: the loop in C, whose window counts what was sent, may run out of them when its reader sleeps.
 func TestPagesBesideC(t *testing.T) {
 	dev := pairs(t, 1)[0].dev[0]
-	before := notReady(t, dev)
 	sides := []struct {
 		name string
 		run  func(t *testing.T, dev string) float64
 	}{{"hawser", runHawser}, {"C", runLoop}, {"ib_write_bw", runPerftest}}
-	rates := map[string][]float64{}
+	rates, missed := map[string][]float64{}, map[string]uint64{}
 	alternations := 7
 	if testing.Short() {
 		alternations = 1
@@ -43,14 +42,16 @@ func TestPagesBesideC(t *testing.T) {
 	for i := range alternations + 1 {
 		for k := range sides {
 			s := sides[(i+k)%len(sides)]
+			before := notReady(t, dev)
 			rate := s.run(t, dev)
+			missed[s.name] += notReady(t, dev) - before
 			if i > 0 { // the first of each translates its code
 				rates[s.name] = append(rates[s.name], rate/1e6)
 			}
 		}
 	}
 	for _, s := range sides {
-		fmt.Printf("roce: %-12s MB/s %.1f\n", s.name, rates[s.name])
+		fmt.Printf("roce: %-12s MB/s %.1f, receiver not ready %d times\n", s.name, rates[s.name], missed[s.name])
 	}
 	for _, other := range []string{"C", "ib_write_bw"} {
 		var ratio []float64
@@ -63,7 +64,7 @@ func TestPagesBesideC(t *testing.T) {
 			fmt.Printf("roce: hawser / %s: median %.2f, %.2f to %.2f\n", other, ratio[len(ratio)/2], ratio[0], ratio[len(ratio)-1])
 		}
 	}
-	if n := notReady(t, dev) - before; n != 0 {
+	if n := missed["hawser"]; n != 0 {
 		t.Errorf("cards met a receiver without receive requests %d times", n)
 	}
 }
