@@ -16,10 +16,17 @@ import (
 // A write under a key that has ended is dropped by the receiver's library. So that it is not counted as another one, Deregister takes
 // what has arrived before it ends the key, says how many writes that were, and sends no counts until the writer has answered that it
 // knows.
+//
+// libfabric's tcp acknowledges each write that asks for it with a message of its own, which costs what a short write costs. Writes of one
+// connection are placed in the order of posting, so only the last of those that are posted at once asks (opCover): when it ends well, all
+// before it have been placed. They are posted in one crossing, which makes no progress, and so to one socket: one that breaks takes the
+// cover with it, and libfabric says so. The receiver counts here, too, to tell with the end of a key what came before.
 
 const (
 	// ackMax is the longest write that is acknowledged by a count: what shm copies when it is posted.
 	ackMax = 4096
+	// coverLen is the length from which a write asks for itself, so that a completion does not wait for much that comes later.
+	coverLen = 256 << 10
 	// markPlain in the upper half of the data: no immediate. The lower half is 0, or markCount and a count.
 	markPlain = 1 << 31
 	markCount = 1 << 31
@@ -29,13 +36,13 @@ const (
 // Outcomes of operations under way that C does not set.
 const (
 	dead  outcome = 3 // its key has ended
-	sent  outcome = 4 // libfabric is done with it, the count has not come
+	sent  outcome = 4 // libfabric is done with it, the count or cover has not come
 	acked outcome = 5 // the other way round
 )
 
 // acking is the state of counts with one peer.
 type acking struct {
-	// As the writer: short writes that have been posted and not counted, oldest first.
+	// As the writer: writes that are counted or covered, and have been posted and not been yet, oldest first.
 	unacked [peerDepth]uint8
 	head    uint8
 	n       int
@@ -49,7 +56,12 @@ type acking struct {
 	op      *op
 }
 
-// posted notes a short write that libfabric has taken.
+// counts reports whether writes of a length are counted by the receiver.
+//
+// hot:
+func (d *domain) counts(n uint64) bool { return d.covers || d.acks && n <= ackMax }
+
+// posted notes a counted write that libfabric has taken.
 //
 // hot:
 func (a *acking) posted(slot uint8) {
@@ -57,23 +69,58 @@ func (a *acking) posted(slot uint8) {
 	a.n++
 }
 
-// done: libfabric is done with a write. It reports whether the write is complete.
+// done: libfabric is done with a write of p.
 //
 // hot:
-func (d *domain) done(o *op) bool {
-	if !d.acks || o.len > ackMax || o.outcome == acked {
-		return true
+func (d *domain) done(p *peer, o *op) {
+	switch {
+	case !d.counts(uint64(o.len)) || o.outcome == acked:
+		d.complete(p, o, provider.StatusOK)
+	case o.kind == opCover:
+		d.covered(p, o)
+	case o.outcome != dead:
+		o.outcome = sent
 	}
-	o.outcome = sent
-	return false
 }
 
-// count takes the number of short writes that have arrived at p and reports false when that cannot be.
+// covered: o has been placed, and so has all that was posted before.
+//
+// hot:
+func (d *domain) covered(p *peer, o *op) {
+	a := &p.ack
+	for a.n > 0 {
+		x := &p.ops[a.unacked[a.head]]
+		a.head++
+		a.n--
+		a.counted = (a.counted + 1) & countMask
+		if x == o {
+			break
+		}
+		if x.outcome == posted {
+			x.outcome = acked
+		} else {
+			d.complete(p, x, provider.StatusOK)
+		}
+	}
+	d.complete(p, o, provider.StatusOK)
+}
+
+// bare reports whether writes of p have been posted, and no cover after them.
+func (p *peer) bare() bool {
+	a := &p.ack
+	return a.n > 0 && p.ops[a.unacked[a.head+uint8(a.n-1)]].kind != opCover
+}
+
+// count takes the number of counted writes that have arrived at p and reports false when that cannot be. A count that says less than is known
+// was overtaken by another.
 //
 // hot:
 func (d *domain) count(p *peer, c uint32) bool {
 	a := &p.ack
 	n := int((c - a.counted) & countMask)
+	if n > countMask/2 {
+		return true
+	}
 	if n > a.n {
 		return false
 	}
@@ -129,8 +176,12 @@ func (d *domain) barred(p *peer, id uint64) {
 	}
 }
 
-// refuseCounted completes short writes under a key that has ended: those that are not counted have been dropped.
+// refuseCounted completes short writes under a key that has ended: those that are not counted have been dropped. Where writes are covered
+// the connection ends of it, and completes them.
 func (d *domain) refuseCounted(p *peer, rkey uint64) {
+	if d.covers {
+		return
+	}
 	a := &p.ack
 	keep := 0
 	for i := range a.n {
@@ -167,4 +218,4 @@ func (d *domain) judge() {
 }
 
 // dropped reports whether the key of a write that is under way has ended.
-func dropped(o op) bool { return (o.kind == opWrite || o.kind == opWriteData) && o.outcome == dead }
+func dropped(o op) bool { return o.kind.writes() && o.outcome == dead }

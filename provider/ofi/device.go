@@ -27,6 +27,7 @@ type device struct {
 	lossy    bool // over datagrams
 	acks     bool // see ack.go
 	source   bool // see source.go
+	ordered  bool // writes of a connection are placed in order; see ack.go
 	noLen    bool // it reports every write with data as one of 0 bytes
 }
 
@@ -188,7 +189,7 @@ func (n network) describe(i *info) (d device, ok bool) {
 	s := &i.desc
 	prov, domain := text(&s.provider), text(&s.domain)
 	d.software, d.lossy = isSoftware(prov), strings.Contains(prov, "ofi_rxd")
-	d.noLen, d.acks = prov == "net", prov == "shm"
+	d.noLen, d.acks, d.ordered = prov == "net", prov == "shm", prov == "net" || prov == "tcp"
 	if n.Provider == "" && (d.software || s.has_nic == 0 || strings.HasPrefix(prov, "verbs")) || s.mr_mode&mrEndpoint != 0 {
 		return d, false
 	}

@@ -65,6 +65,7 @@ type domain struct {
 	flags     uint64        // of writes
 	plainKind opKind        // of a write without an immediate
 	acks      bool          // short writes are acknowledged by the receiver's Domain; see ack.go
+	covers    bool          // the last of some writes acknowledges all; see ack.go
 	bySource  bool          // the source of an immediate is its sender's address; see source.go
 
 	ctl     unsafe.Pointer // endpoint of control messages, and of writes unless private
@@ -166,7 +167,8 @@ func (n network) open(dev provider.Device, cfg provider.Config) (provider.Domain
 		d.patience = datagramPatience
 	}
 	d.plainKind = opWriteData
-	if !d.acks {
+	d.covers = about.ordered && d.private && !d.bySource
+	if !d.acks && !d.covers {
 		d.flags, d.plainKind = flagDelivery, opWrite
 	}
 	d.sleep.init()

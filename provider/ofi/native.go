@@ -158,9 +158,13 @@ type opKind uint8
 const (
 	opWrite     opKind = C.HW_WRITE
 	opWriteData opKind = C.HW_WRITE_DATA
+	opCover     opKind = C.HW_WRITE_COVER // with data; when it ends, it and all before it have been placed: see ack.go
 	opSend      opKind = C.HW_SEND
 	opRecv      opKind = C.HW_RECV
 )
+
+// writes reports whether it is a write that libfabric knows or can be given.
+func (k opKind) writes() bool { return k >= opWrite && k <= opCover }
 
 type outcome uint8
 

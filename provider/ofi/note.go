@@ -358,10 +358,10 @@ func (d *domain) take(p *peer, m message) bool {
 			p.denied = m.a
 		}
 	case noteUngrant:
+		if (d.acks || d.covers) && !d.count(p, m.b) {
+			return false
+		}
 		if d.acks {
-			if !d.count(p, m.b) {
-				return false
-			}
 			if p.ungranted++; p.ungranted == 1 {
 				p.note(d, note{kind: noteUngranted})
 			}

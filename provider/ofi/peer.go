@@ -445,7 +445,7 @@ func (d *domain) closePeer(p *peer) (err error) {
 func (d *domain) end(p *peer) {
 	for i := range p.ops {
 		switch o := &p.ops[i]; o.kind {
-		case opWrite, opWriteData:
+		case opWrite, opWriteData, opCover:
 			st := provider.StatusFlushed
 			if o.outcome == dead && p.status != provider.StatusFlushed {
 				st, p.status = provider.StatusAccess, provider.StatusAccess

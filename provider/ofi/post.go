@@ -6,6 +6,8 @@ import (
 	"slices"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/hawser-project/hawser/provider"
 )
 
@@ -248,21 +250,30 @@ func (d *domain) gatherNotes() {
 //
 // hot:
 func (d *domain) gatherWrites(p *peer) {
+	var last *op
 	for i := 0; i < p.nqueue && i < perVisit; {
 		o := &p.ops[p.queue[p.head+uint8(i)]]
 		if o.kind == opUnresolved {
-			switch ready, refused := d.resolve(p, o); {
-			case refused && i == 0:
+			ready, refused := d.resolve(p, o)
+			if refused && i == 0 {
 				p.head++
 				p.nqueue--
 				d.complete(p, o, provider.StatusAccess)
 				continue
-			case !ready:
-				return // one that is refused waits until it is at the head
+			}
+			if !ready {
+				break // one that is refused waits until it is at the head
 			}
 		}
+		if d.covers && o.len >= coverLen {
+			o.kind = opCover
+		}
 		d.add(o)
+		last = o
 		i++
+	}
+	if d.covers && last != nil {
+		last.kind = opCover
 	}
 }
 
@@ -297,7 +308,7 @@ func (d *domain) resolve(p *peer, o *op) (ready, refused bool) {
 func (d *domain) settleBatch() {
 	for _, o := range d.batch[:d.nbatch] {
 		switch o.kind {
-		case opWrite, opWriteData:
+		case opWrite, opWriteData, opCover:
 			p := d.peers[o.peer]
 			if o == p.ack.op {
 				d.settleAck(p, o)
@@ -305,7 +316,7 @@ func (d *domain) settleBatch() {
 			}
 			switch o.outcome {
 			case posted:
-				if d.acks && o.len <= ackMax {
+				if d.counts(uint64(o.len)) {
 					p.ack.posted(p.queue[p.head])
 				}
 				p.head++
@@ -318,6 +329,9 @@ func (d *domain) settleBatch() {
 				d.fail(p, provider.StatusPeerDown, uint32(-d.rail.out.failed))
 			case waits:
 				d.noteStuck(o.dest)
+				if d.covers && p.bare() {
+					d.fail(p, provider.StatusPeerDown, uint32(unix.EAGAIN))
+				}
 			}
 			if p.nqueue > 0 {
 				d.activate(p)
@@ -378,7 +392,7 @@ func (d *domain) unlearn(p *peer, id uint64) {
 	}
 	d.refuseCounted(p, k.rkey)
 	for i := range p.ops {
-		if o := &p.ops[i]; (o.kind == opWrite || o.kind == opWriteData) && o.rkey == k.rkey && o.len > 0 && o.outcome != acked {
+		if o := &p.ops[i]; o.kind.writes() && o.rkey == k.rkey && o.len > 0 && o.outcome != acked {
 			o.outcome = dead
 			if d.silent && !slices.Contains(d.suspects, p) {
 				p.suspect = d.now + int64(d.patience)

@@ -200,7 +200,8 @@ static ssize_t post(struct hw_op *o, uint64_t flags) {
 	struct iovec iov = {o->buf, o->len};
 	struct hf_rma_iov rma = {o->raddr, o->len, o->rkey};
 	struct hf_msg_rma m = {&iov, &o->desc, 1, o->dest->addr, &rma, 1, o, o->data};
-	if (o->kind == HW_WRITE_DATA) flags |= HF_REMOTE_CQ_DATA;
+	if (o->kind >= HW_WRITE_DATA) flags |= HF_REMOTE_CQ_DATA;
+	if (o->kind == HW_WRITE_COVER) flags |= HF_DELIVERY_COMPLETE;
 	return ep->rma->writemsg(ep, &m, flags);
 }
 
@@ -211,7 +212,7 @@ static void post_all(struct hw_op **ops, int64_t n, uint64_t flags, struct hw_re
 			o->outcome = HW_WAITS;
 			continue;
 		}
-		int more = i + 1 < n && ops[i + 1]->dest == o->dest && ops[i + 1]->kind <= HW_WRITE_DATA && o->kind <= HW_WRITE_DATA;
+		int more = i + 1 < n && ops[i + 1]->dest == o->dest && ops[i + 1]->kind <= HW_WRITE_COVER && o->kind <= HW_WRITE_COVER;
 		ssize_t e = post(o, flags | (more ? HF_MORE : 0));
 		o->outcome = HW_POSTED;
 		if (e == -EAGAIN) {

@@ -36,7 +36,7 @@ struct hw_dest {
 	uint64_t owed;  // the caller's
 };
 
-enum { HW_WRITE = 1, HW_WRITE_DATA = 2, HW_SEND = 3, HW_RECV = 4 };
+enum { HW_WRITE = 1, HW_WRITE_DATA = 2, HW_WRITE_COVER = 3, HW_SEND = 4, HW_RECV = 5 }; // HW_WRITE_COVER: with data, and delivered when it ends
 enum { HW_POSTED = 0, HW_WAITS = 1, HW_FAILED = 2 };
 
 // One operation, two cache lines: the library's context, and ours.

@@ -119,7 +119,7 @@ func (d *domain) entry(e *entry, k int) {
 	switch {
 	case o == nil:
 		d.unknown++
-	case o.kind == opWrite || o.kind == opWriteData:
+	case o.kind.writes():
 		p := d.peers[o.peer]
 		if p == nil || p.ops == nil || o != p.ack.op && !inside(p.ops, o) {
 			return
@@ -133,9 +133,7 @@ func (d *domain) entry(e *entry, k int) {
 		}
 		if p.inflight > 0 {
 			p.inflight--
-			if d.done(o) {
-				d.complete(p, o, provider.StatusOK)
-			}
+			d.done(p, o)
 		}
 	case o.kind == opFree: // it was flushed when its connection ended
 		d.ghost(o)
@@ -167,9 +165,11 @@ func (d *domain) arrived(e *entry, p *peer) {
 		}
 		return
 	}
-	if d.acks && e.len <= ackMax {
+	if d.counts(e.len) {
 		p.ack.arrived++
-		d.activate(p)
+		if d.acks {
+			d.activate(p)
+		}
 	}
 	if e.data>>32&markPlain != 0 {
 		return
@@ -193,7 +193,7 @@ func (d *domain) errored() {
 	switch {
 	case e.flags&flagRemoteData != 0 || o == nil:
 		d.unknown++
-	case o.kind == opWrite || o.kind == opWriteData:
+	case o.kind.writes():
 		p := d.peers[o.peer]
 		if p == nil || p.ops == nil || p.inflight == 0 || !inside(p.ops, o) {
 			return // a count, and then other writes tell
