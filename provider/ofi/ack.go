@@ -25,6 +25,8 @@ import (
 const (
 	// ackMax is the longest write that is acknowledged by a count: what shm copies when it is posted.
 	ackMax = 4096
+	// countsAtOnce writes are told with one count; fewer when no more come.
+	countsAtOnce = 32
 	// coverLen is the length from which a write asks for itself, so that a completion does not wait for much that comes later.
 	coverLen = 256 << 10
 	// markPlain in the upper half of the data: no immediate. The lower half is 0, or markCount and a count.
@@ -50,6 +52,7 @@ type acking struct {
 
 	// As the receiver.
 	arrived uint32
+	fresh   bool // something has arrived since gatherAck looked last
 	told    uint32
 	busy    bool // op is under way
 	barrier int  // keys whose end the writer has not acknowledged
@@ -138,12 +141,19 @@ func (d *domain) count(p *peer, c uint32) bool {
 	return true
 }
 
-// gatherAck adds the count that is due to p.
+// gatherAck adds the count that is due to p. One costs as much as a write: where writes go on arriving, there is one for some.
 //
 // hot:
 func (d *domain) gatherAck(p *peer) {
 	a := &p.ack
-	if a.told == a.arrived&countMask || a.busy || a.barrier > 0 {
+	due := (a.arrived - a.told) & countMask
+	if due == 0 || a.busy || a.barrier > 0 {
+		return
+	}
+	if a.fresh && due < countsAtOnce {
+		a.fresh = false
+		d.put = true
+		d.activate(p)
 		return
 	}
 	o := a.op

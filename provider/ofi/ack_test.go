@@ -136,3 +136,38 @@ func TestOlderCountIsIgnored(t *testing.T) {
 		t.Error("a count of more than was posted is taken")
 	}
 }
+
+// One count for some writes, and none is owed once no more of them come.
+func TestCountsArePutOff(t *testing.T) {
+	d, p := bare()
+	d.acks, p.data, p.remote.handle = true, &dest{}, 1
+	arrive := func(n int) {
+		for range n {
+			d.entry(&entry{flags: flagRemoteData, data: uint64(p.handle)<<32 | uint64(markPlain)<<32}, 0)
+		}
+	}
+	told := func() uint32 {
+		d.gather()
+		for _, o := range d.batch[:d.nbatch] {
+			o.outcome = posted
+		}
+		d.settleBatch()
+		p.ack.busy = false
+		return p.ack.told
+	}
+	arrive(1)
+	if got := told(); got != 0 || !d.put {
+		t.Errorf("told %d while more may follow; the owner may sleep: %v", got, !d.put)
+	}
+	arrive(1)
+	if got := told(); got != 0 {
+		t.Errorf("told %d while more came", got)
+	}
+	if got := told(); got != 2 || d.put {
+		t.Errorf("told %d, want 2, when no more came", got)
+	}
+	arrive(countsAtOnce)
+	if got := told(); got != 2+countsAtOnce {
+		t.Errorf("told %d, want %d: enough for a count", got, 2+countsAtOnce)
+	}
+}

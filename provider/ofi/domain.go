@@ -114,6 +114,7 @@ type domain struct {
 	now      int64 // of the last Poll, coarse, nanoseconds
 	turns    uint32
 	moved    bool // the last turn did something
+	put      bool // the last gather put off a count
 	unknown  uint64
 	refused  uint64
 	protocol uint64

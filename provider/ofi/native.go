@@ -329,21 +329,16 @@ func (r *rail) deregister(m mr) error {
 	return nil
 }
 
+// at is an address for C.
+func at[T any](p *T) C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(p))) }
+
 // step is the crossing: it posts ops and, with max > 0, reads completions into entries. ops and entries lie in arenas.
 //
 // hot:
 func (r *rail) step(ops []*op, flags uint64, entries []entry, src []uint64, limit int) {
-	var o **C.struct_hw_op
-	if len(ops) > 0 {
-		// safe: op mirrors struct hw_op, and the slice lies in an arena.
-		o = (**C.struct_hw_op)(unsafe.Pointer(&ops[0]))
-	}
-	var s *C.hf_addr_t
-	if src != nil {
-		s = (*C.hf_addr_t)(unsafe.Pointer(&src[0]))
-	}
-	// safe: entry mirrors the C structure.
-	C.hw_step(r.raw, o, C.int64_t(len(ops)), C.uint64_t(flags), (*C.struct_hf_cq_data_entry)(unsafe.Pointer(&entries[0])), s, C.int64_t(limit), r.out)
+	// safe: all of it lies in arenas or C memory, which Go does not move; op and entry mirror the C structures.
+	C.hw_step(at(r.raw), at(unsafe.SliceData(ops)), C.int64_t(len(ops)), C.uint64_t(flags), at(unsafe.SliceData(entries)),
+		at(unsafe.SliceData(src)), C.int64_t(limit), at(r.out))
 }
 
 // deviceDesc is what fi_getinfo says, and deviceChar is of its texts.

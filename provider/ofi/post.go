@@ -197,7 +197,7 @@ const visitMax = perVisit + notesAtOnce + 1
 //
 // hot:
 func (d *domain) gather() {
-	d.nbatch = 0
+	d.nbatch, d.put = 0, false
 	for _, t := range d.stuck {
 		t.stuck = 0
 	}

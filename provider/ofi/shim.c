@@ -225,9 +225,12 @@ static void post_all(struct hw_op **ops, int64_t n, uint64_t flags, struct hw_re
 	}
 }
 
-void hw_step(struct hw_rail *r, struct hw_op **ops, int64_t n, uint64_t write_flags, struct hf_cq_data_entry *to, hf_addr_t *src, int64_t max,
-             struct hw_result *res) {
-	post_all(ops, n, write_flags | HF_COMPLETION, res);
+void hw_step(uintptr_t rail, uintptr_t ops, int64_t n, uint64_t write_flags, uintptr_t entries, uintptr_t from, int64_t max, uintptr_t result) {
+	struct hw_rail *r = (struct hw_rail *)rail;
+	struct hf_cq_data_entry *to = (struct hf_cq_data_entry *)entries;
+	hf_addr_t *src = (hf_addr_t *)from;
+	struct hw_result *res = (struct hw_result *)result;
+	post_all((struct hw_op **)ops, n, write_flags | HF_COMPLETION, res);
 	res->entries = res->has_error = 0;
 	if (!max) return;
 	struct timespec ts;

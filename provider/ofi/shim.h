@@ -93,8 +93,8 @@ int hw_register_dmabuf(struct hw_rail *, int fd, uint64_t offset, uint64_t len, 
                        struct hf_mr **, uint64_t *out_key, void **desc);
 int hw_deregister(struct hf_mr *);
 
-// Posts ops, skipping those whose dest is stuck, then reads up to max entries.
-void hw_step(struct hw_rail *, struct hw_op **ops, int64_t n, uint64_t write_flags, struct hf_cq_data_entry *, hf_addr_t *src, int64_t max,
-             struct hw_result *);
+// Posts ops, skipping those whose dest is stuck, then reads up to max entries. What the names say are addresses: of a struct hw_rail, of struct
+// hw_op *, of struct hf_cq_data_entry, of hf_addr_t (or 0), of a struct hw_result. Pointers would be looked up by Go in each call.
+void hw_step(uintptr_t rail, uintptr_t ops, int64_t n, uint64_t write_flags, uintptr_t entries, uintptr_t src, int64_t max, uintptr_t result);
 
 #endif

@@ -59,7 +59,7 @@ func (d *domain) toldDown(h provider.Peer) {
 // hot:
 func (d *domain) turn() {
 	d.gather()
-	d.moved = d.nbatch > 0
+	d.moved = d.nbatch > 0 || d.put
 	d.rail.step(d.batch[:d.nbatch], d.flags, d.entries, d.from, entriesPerPoll)
 	d.settleBatch()
 	d.digest()
@@ -168,6 +168,7 @@ func (d *domain) arrived(e *entry, p *peer) {
 	if d.counts(e.len) {
 		p.ack.arrived++
 		if d.acks {
+			p.ack.fresh = true
 			d.activate(p)
 		}
 	}
