@@ -4,15 +4,12 @@ package ofi
 
 import (
 	"cmp"
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/hawser-project/hawser/provider"
 )
@@ -229,19 +226,11 @@ func (n network) describe(i *info) (d device, ok bool) {
 
 // address is the source address of an entry, when it is a socket's.
 func address(s *deviceDesc) netip.Addr {
-	const v4, v6 = 16, 28 // lengths of sockaddr_in and sockaddr_in6
-	raw := s.addr[:]
-	b := make([]byte, len(raw))
-	for i := range raw {
-		b[i] = byte(raw[i])
+	b := make([]byte, s.addr_len)
+	for i := range b {
+		b[i] = byte(s.addr[i])
 	}
-	switch family := binary.NativeEndian.Uint16(b); {
-	case s.addr_len == v4 && family == unix.AF_INET:
-		return netip.AddrFrom4([4]byte(b[4:8]))
-	case s.addr_len == v6 && family == unix.AF_INET6:
-		return netip.AddrFrom16([16]byte(b[8:24]))
-	}
-	return netip.Addr{}
+	return socketName(b).Addr()
 }
 
 // numa is the node of the NIC, -1 when unknown.

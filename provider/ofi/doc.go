@@ -18,7 +18,7 @@
 //     known by its address; see source.go. That has not been run on an EFA.
 //     With 8 bytes the handle is what the writer says: a peer that guesses another's can write immediates, and over shm counts, in its
 //     name. It writes to no memory but what it was granted. The peers on such a network are one domain of trust.
-//   - A write completes when it has been placed (FI_DELIVERY_COMPLETE); over shm see ack.go.
+//   - A write completes when it has been placed (FI_DELIVERY_COMPLETE); over shm and tcp see ack.go.
 //   - A grant is a registration of its range for one peer, closed when the grant ends. A writer asks what a key is when it meets it the
 //     first time, and checks ranges itself: what is wrong never reaches libfabric, which would end the connection for it (EFA: the
 //     process). A key that ends is told to the writer; a write that is under way then ends its connection (Caps.AccessEnds).
@@ -42,8 +42,7 @@
 // # Faults of libfabric
 //
 // The native tcp provider (1.17 as "net", 2.x as "tcp") reads an endpoint that was closed when a socket had been accepted for it and the
-// request on that socket had not come yet, and the process dies of it. It takes connections that are made and ended by the hundred
-// a second; hosts without a NIC are better served by package tcp. Since 2.0 shm crashes, and is refused.
+// request on that socket had not come yet: such sockets are ended first, see accepted.go. Since 2.0 shm crashes, and is refused.
 //
 // # What libfabric takes with it
 //

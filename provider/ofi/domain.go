@@ -54,6 +54,7 @@ type domain struct {
 	rail      *rail
 	info      *info
 	private   bool          // each connection has an endpoint of its own; see doc.go
+	sockets   bool          // each endpoint accepts sockets; see accepted.go
 	inert     bool          // closing an endpoint does not take its writes back: they are waited for
 	silent    bool          // libfabric does not tell the writer that its key was refused
 	patience  time.Duration // with a write that may have been dropped so
@@ -168,6 +169,7 @@ func (n network) open(dev provider.Device, cfg provider.Config) (provider.Domain
 		d.patience = datagramPatience
 	}
 	d.plainKind = opWriteData
+	d.sockets = about.ordered
 	d.covers = about.ordered && d.private && !d.bySource
 	if !d.acks && !d.covers {
 		d.flags, d.plainKind = flagDelivery, opWrite
@@ -308,9 +310,23 @@ func (d *domain) Close() error {
 	return nil
 }
 
+// names are those of all endpoints that are open.
+func (d *domain) names() [][]byte {
+	all := [][]byte{d.ctlName}
+	for _, p := range d.peers {
+		if p != nil && p.ep != nil {
+			all = append(all, p.name)
+		}
+	}
+	return all
+}
+
 // free gives everything back, in the order that libfabric wants.
 func (d *domain) free() (err error) {
 	err = d.sleep.close(d)
+	if d.sockets && d.entries != nil {
+		d.forget(d.names()...)
+	}
 	for _, p := range d.peers {
 		if p != nil {
 			err = errors.Join(err, d.closePeer(p))

@@ -376,6 +376,9 @@ func (d *domain) settle() {
 	}
 	d.drain()
 	if !d.inert {
+		if d.sockets {
+			d.forget(d.ripeNames()...)
+		}
 		for _, p := range d.dying {
 			if p.ripe {
 				_ = d.closePeer(p)
@@ -397,6 +400,16 @@ func (d *domain) settle() {
 		}
 		return true
 	})
+}
+
+// ripeNames are those of the endpoints that settle closes.
+func (d *domain) ripeNames() (names [][]byte) {
+	for _, p := range d.dying {
+		if p.ripe {
+			names = append(names, p.name)
+		}
+	}
+	return names
 }
 
 // mayEnd reports whether nothing is to be waited for: what the other side has to say about a write that failed.

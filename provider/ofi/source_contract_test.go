@@ -21,7 +21,6 @@ func TestContractBySource(t *testing.T) {
 			"LargestWriteArrives": "tested without the decorator: 64 MiB",
 			"KilledProcess":       "the decorator knows one process: tested without it",
 			"StoppedProcess":      "the decorator knows one process: tested without it",
-			"AnythingAtAnyTime":   "libfabric 1.17 follows a pointer that it has freed when an endpoint is closed while a connection to it is made",
 		}),
 		Network: func(t *testing.T) providertest.Network {
 			return providertest.Network{Provider: func(string) provider.Provider {
