@@ -278,7 +278,7 @@ func (d *domain) slow() {
 		if p.phase != waiting && p.phase != greeting && p.phase != welcomed {
 			return true
 		}
-		if now >= p.deadline || d.private && p.phase == greeting && !p.reached && now >= p.deadline-int64(provider.ConnectTimeout-connectSlack-reachBound) {
+		if now >= p.deadline || !d.hardware && p.phase == greeting && (p.claimed || !d.bySource) && !p.reached && now >= p.deadline-int64(provider.ConnectTimeout-connectSlack-reachBound) {
 			var detail uint32
 			if d.bySource && !p.claimed {
 				detail = DetailBusy
