@@ -20,6 +20,7 @@ import (
 	"github.com/hawser-project/hawser/internal/proc"
 	"github.com/hawser-project/hawser/internal/wire"
 	"github.com/hawser-project/hawser/kv/simllm"
+	"github.com/hawser-project/hawser/provider/ofi"
 )
 
 // small is a replay that takes a second or two.
@@ -66,6 +67,21 @@ func TestReplayVerifiesEveryRequest(t *testing.T) {
 				t.Errorf("p50 %v is above p99 %v", r["ttft_p50_ms"], r["ttft_p99_ms"])
 			}
 		})
+	}
+}
+
+// TestReplayOverLibfabric moves the same requests over a network that is not ours.
+func TestReplayOverLibfabric(t *testing.T) {
+	if _, err := ofi.New(ofi.Options{Provider: "tcp"}).Devices(t.Context()); err != nil {
+		t.Skipf("libfabric cannot be used here: %v", err) // in CI the tests of package ofi fail then
+	}
+	stdout, stderr, code := tool(t, small("ofi:tcp")...)
+	if code != exitOK {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	r := decodeJSON(t, stdout)
+	if number(t, r, "verified_requests") != 12 || number(t, r, "corrupt_bytes") != 0 || number(t, r, "leaked_pages") != 0 || r["path"] != "ofi:tcp" {
+		t.Errorf("%v", r)
 	}
 }
 
