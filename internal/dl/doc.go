@@ -12,6 +12,7 @@ package dl
 import (
 	"path/filepath"
 	"strings"
+	"unsafe"
 
 	"github.com/hawser-project/hawser/provider"
 )
@@ -20,6 +21,8 @@ import (
 type Library struct {
 	Name string // as it was asked for
 	Path string // the file that the dynamic linker found, empty when it does not tell
+
+	handle unsafe.Pointer // of the dynamic linker
 }
 
 // Version is what the name of the library's file says beyond ".so.", such as 1.14.44.0; empty when that is not known.

@@ -7,7 +7,10 @@ package dl
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>
+#include <stdint.h>
 #include <stdlib.h>
+
+static uint32_t call(void *f) { return ((uint32_t(*)(void))f)(); }
 
 static const char *path_of(void *handle) {
 	struct link_map *map;
@@ -38,9 +41,21 @@ func Load(table unsafe.Pointer, symbols []string, libraries ...string) (*Library
 			faults = append(faults, C.GoString(C.dlerror()))
 			continue
 		}
-		return fill(table, symbols, &Library{Name: name, Path: C.GoString(C.path_of(handle))}, handle)
+		return fill(table, symbols, &Library{Name: name, Path: C.GoString(C.path_of(handle)), handle: handle}, handle)
 	}
 	return nil, fmt.Errorf("dlopen: %w: %s", errUnavailable, strings.Join(faults, "; "))
+}
+
+// Call calls a function of the library that takes nothing and returns 32 bits, such as fi_version; false when the library has none of that
+// name.
+func (l *Library) Call(symbol string) (uint32, bool) {
+	name := C.CString(symbol)
+	defer C.free(unsafe.Pointer(name))
+	f := C.dlsym(l.handle, name)
+	if f == nil {
+		return 0, false
+	}
+	return uint32(C.call(f)), true
 }
 
 func open(name string) unsafe.Pointer {

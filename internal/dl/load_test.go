@@ -60,3 +60,16 @@ func TestLoad(t *testing.T) {
 		})
 	}
 }
+
+func TestCall(t *testing.T) {
+	lib, err := Load(nil, nil, "libc.so.6")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pid, ok := lib.Call("getpid"); !ok || int(pid) != unix.Getpid() {
+		t.Errorf("getpid returned %d, %v, want %d", pid, ok, unix.Getpid())
+	}
+	if _, ok := lib.Call("no_such_function"); ok {
+		t.Error("a function that is not there was called")
+	}
+}

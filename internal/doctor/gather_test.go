@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"encoding/binary"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -130,6 +131,10 @@ func TestGatherReadsThisMachine(t *testing.T) {
 	for _, l := range f.Libraries {
 		if (l.Path == "") == (l.Reason == "") {
 			t.Errorf("library %+v has both, or neither, of path and reason", l)
+		}
+		var major, minor int
+		if n, err := fmt.Sscanf(l.Version+"\n", "%d.%d\n", &major, &minor); l.Network == "ofi" && l.Path != "" && (n != 2 || err != nil) {
+			t.Errorf("version of libfabric %q, want that of the release: two numbers, not those of the file %s", l.Version, l.Path)
 		}
 	}
 }
