@@ -25,9 +25,10 @@ var (
 
 const (
 	leakRails = 8
-	// leakRoom is what the kernel's own memory may differ by: lists per processor, and what it has learned of addresses. One queue pair
-	// with its queues is some 100 KiB, and hundreds of them come and go.
-	leakRoom = 4 << 10 // KiB
+	// leakRoom and, for each peer, leakRoomPeer are what the kernel's own memory may differ by, in KiB: lists per processor, what it has
+	// learned of addresses, and what it keeps of a peak. Twelve peers, again and again, leave 1.1 MiB, once. One queue pair with its
+	// queues is some 100 KiB, a peer has 48, and hundreds of them come and go.
+	leakRoom, leakRoomPeer = 4 << 10, 64
 	// leakHang is the guard against hanging: 65 engines share two emulated processors.
 	leakHang = 5 * time.Minute
 )
@@ -50,7 +51,7 @@ func TestNothingIsLeftOfWorkWithFailures(t *testing.T) {
 	grown := kernelMemory(t) - memory
 	fmt.Printf("roce: %d peers over %d rails, %d rounds: %d operations, %d of them failed, %d peers fenced, %d left in mid-transfer, %d regions closed, %d cables out, %d imports tried again; kernel memory %+d KiB\n",
 		*leakPeers, leakRails, l.rounds, l.ops, l.failed, l.rounds, l.rounds, l.rounds, l.rounds, l.late, grown)
-	if grown > leakRoom {
+	if grown > leakRoom+leakRoomPeer**leakPeers {
 		t.Errorf("the kernel has %d KiB more than after the first cycle", grown)
 	}
 	if bad := trouble.FindString(run(t, "dmesg")); bad != "" {
