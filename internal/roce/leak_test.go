@@ -26,7 +26,7 @@ var (
 const (
 	leakRails = 8
 	// leakRoom and, for each peer, leakRoomPeer are what the kernel's own memory may differ by, in KiB: lists per processor, what it has
-	// learned of addresses, and what it keeps of a peak. Twelve peers, again and again, leave 1.1 MiB, once. One queue pair with its
+	// learned of addresses, and what it keeps of a peak. Twelve peers, three times, left 1.1, 1.1 and 1.4 MiB. One queue pair with its
 	// queues is some 100 KiB, a peer has 48, and hundreds of them come and go.
 	leakRoom, leakRoomPeer = 4 << 10, 64
 	// leakHang is the guard against hanging: 65 engines share two emulated processors.
