@@ -91,15 +91,14 @@ func TestLongWritesCoverThemselves(t *testing.T) {
 
 // Writes that libfabric took without the one that was to cover them are never called delivered.
 func TestCoverThatWasNotTaken(t *testing.T) {
-	d, p, ops := coveredEnd(3, posted, posted, waits)
+	_, p, ops := coveredEnd(3, posted, posted, waits)
 	if !p.failing || p.status != provider.StatusPeerDown {
 		t.Errorf("the connection goes on; write 2 is of kind %d", ops[2].kind)
 	}
-	d, p, _ = coveredEnd(3, waits, waits, waits)
+	_, p, _ = coveredEnd(3, waits, waits, waits)
 	if p.failing || p.nqueue != 3 {
 		t.Errorf("failing %v, %d wait, of a connection that was only not ready", p.failing, p.nqueue)
 	}
-	_ = d
 }
 
 // What the receiver says with the end of a key tells the writes that came before from those that did not, whatever libfabric acknowledged.
