@@ -17,7 +17,8 @@ type Peer struct {
 	number uint32 // of this engine's peers, for the flight recorder
 	source imm.Source
 
-	cur atomic.Pointer[session] // the latest session, whatever its state; set under mu
+	cur      atomic.Pointer[session] // the latest session, whatever its state; set under mu
+	sessions atomic.Uint64           // that ever began: the number of the latest
 
 	mu     sync.Mutex
 	name   string // guarded by mu
@@ -103,6 +104,15 @@ func (p *Peer) Up() bool {
 	return s != nil && s.state.Load() == stateUp
 }
 
+// Session is the number of the latest session with the peer, 0 when there was none. It grows. Whoever uses a
+// peer's session compares it with PeerEvent.Session, to tell the end of this session from that of one before.
+func (p *Peer) Session() uint64 {
+	if s := p.cur.Load(); s != nil {
+		return s.number
+	}
+	return 0
+}
+
 // Path is the provider that carries data to the peer, empty when it is down.
 func (p *Peer) Path() string {
 	if s := p.cur.Load(); s != nil && s.state.Load() == stateUp {
@@ -166,8 +176,9 @@ func (k PeerEventKind) String() string {
 type PeerEvent struct {
 	Peer      *Peer
 	Kind      PeerEventKind
-	Cause     error // of PeerDown and PeerReplaced
-	Successor ID    // of PeerReplaced: who answers now
+	Session   uint64 // that it is about (Peer.Session); 0 for PeerReplaced
+	Cause     error  // of PeerDown and PeerReplaced
+	Successor ID     // of PeerReplaced: who answers now
 }
 
 // OnPeer calls f for every event from now on, one at a time, on a goroutine of the engine. A slow f delays other callbacks and

@@ -32,6 +32,7 @@ type session struct {
 	note      // fires after fail, and after the worker changed the links
 	e         *Engine
 	peer      *Peer
+	number    uint64 // among the sessions with the peer, from 1
 	conn      net.Conn
 	dialer    bool      // we dialed
 	addr      string    // what we dialed; set before the session is up
@@ -84,7 +85,7 @@ var (
 
 func (e *Engine) newSession(p *Peer, conn net.Conn, dialer bool) *session {
 	s := &session{
-		e: e, peer: p, conn: conn, dialer: dialer, out: make(chan []byte, outDepth), questions: make(chan []byte),
+		e: e, peer: p, number: p.sessions.Add(1), conn: conn, dialer: dialer, out: make(chan []byte, outDepth), questions: make(chan []byte),
 		wake: make(chan struct{}), asked: map[uint64]func([]byte) error{}, posted: make(chan struct{}, 1), logged: make(chan struct{}),
 	}
 	s.target = s
@@ -198,10 +199,10 @@ func (s *session) fire() {
 	if tear && wasUp {
 		why := s.cause()
 		s.e.calls.add(func() { s.e.opts.Log.Info("peer is down", "peer", s.peer.String(), "cause", why) })
-		s.e.emit(PeerEvent{Peer: s.peer, Kind: PeerDown, Cause: why})
+		s.e.emit(PeerEvent{Peer: s.peer, Kind: PeerDown, Session: s.number, Cause: why})
 	}
 	if over && wasUp {
-		s.e.emit(PeerEvent{Peer: s.peer, Kind: PeerFenced})
+		s.e.emit(PeerEvent{Peer: s.peer, Kind: PeerFenced, Session: s.number})
 	}
 	if over {
 		s.e.imms.Detach(&s.peer.source)
@@ -256,7 +257,7 @@ func (s *session) rise() error {
 	}
 	s.state.Store(stateUp)
 	s.wasUp, s.upAt = true, time.Now()
-	s.e.emit(PeerEvent{Peer: s.peer, Kind: PeerUp})
+	s.e.emit(PeerEvent{Peer: s.peer, Kind: PeerUp, Session: s.number})
 	return nil
 }
 
