@@ -69,3 +69,13 @@ func cpuTime() float64 {
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
 }
+
+// LoadAverage is the mean number of processes of the host that wanted to run in the last minute, 0 when nobody knows.
+func LoadAverage() float64 {
+	var sys unix.Sysinfo_t
+	if unix.Sysinfo(&sys) != nil {
+		return 0
+	}
+	const fixed = 1 << 16 // of the kernel's numbers
+	return float64(sys.Loads[0]) / fixed
+}

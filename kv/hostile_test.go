@@ -1,249 +1,376 @@
-package kv
+package kv_test
 
 import (
-	"context"
+	"errors"
 	"fmt"
-	"slices"
+	"math/rand/v2"
+	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hawser-project/hawser"
+	"github.com/hawser-project/hawser/kv"
+	"github.com/hawser-project/hawser/kv/layout"
+	"github.com/hawser-project/hawser/kv/proto"
 )
 
-// foe is a decoder without manners, on the network of a script.
-type foe struct {
-	t  *testing.T
-	h  *host
-	p  *chaosPrefiller
-	to *hawser.Peer
+// puppetMemory is the memory of a decoder that is a puppet.
+func puppetMemory(t testing.TB, p *puppet) *side {
+	return newSideOn(t, p.eng, layout.Spec{Model: small, Pages: 64})
 }
 
-// withFoe runs f with a prefiller and a foe that is connected to it.
-func withFoe(t *testing.T, f func(t *testing.T, x *foe)) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newChaosRig(t, 1)
-		r.c.calm = true
-		defer r.end()
-		x := &foe{t: t, p: r.prefiller()}
-		x.h, _ = r.birth("d")
-		defer x.die()
-		x.h.owner = make([]uint64, chaosPages)
-		var err error
-		if x.to, err = x.h.Connect(t.Context(), x.p.h.name); err != nil {
+// TestHostileDecoder sends a prefiller what no decoder would. It costs the sender its link, with one word why, and nobody else anything.
+func TestHostileDecoder(t *testing.T) {
+	onNetworks(t, func(t *testing.T, network string) {
+		src := newSide(t, "p", network, layout.Spec{Model: small, Pages: 256})
+		dst := newSide(t, "d", network, layout.Spec{Model: small, Pages: 128})
+		e := newLLM(t, src, kv.PrefillerConfig{})
+		d := newDecoder(t, dst, kv.DecoderConfig{})
+		fetch(t, d, dst, kv.FetchRequest{ID: "before", Prompt: prompt("before", 50), From: from(src.eng)})
+		for name, do := range map[string]func(p *decoding){
+			"garbage": func(p *decoding) { p.bytes(p.to, []byte("GET / HTTP/1.1\r\nHost: prefiller.example.net\r\n\r\n")) },
+			"cut": func(p *decoding) {
+				b := proto.Encode(p.head, p.dispatch("r", 20, time.Minute))
+				p.bytes(p.to, b[:len(b)-9])
+			},
+			"a prefiller's message": func(p *decoding) { p.say(p.to, p.head, &proto.CancelAck{Seq: 1}) },
+			"a number too high":     func(p *decoding) { m := p.dispatch("r", 20, time.Minute); m.Seq = 1 << 40; p.say(p.to, p.head, m) },
+			"credit that it has not": func(p *decoding) {
+				m := p.dispatch("r", 20, time.Minute)
+				m.Cost = 1 << 40
+				p.say(p.to, p.head, m)
+			},
+		} {
+			p := newPuppet(t, network)
+			foe := p.decodeFrom(e, puppetMemory(t, p))
+			do(foe)
+			if bye, _ := hear[*proto.Bye](p); bye.Text == "" {
+				t.Errorf("%s: a goodbye without a reason", name)
+			}
+			fetch(t, d, dst, kv.FetchRequest{ID: name, Prompt: prompt(name, 50), From: from(src.eng)})
+		}
+		for name, change := range map[string]func(*proto.Dispatch){
+			"a plan of its own":      func(m *proto.Dispatch) { m.Plan++ },
+			"fewer writes":           func(m *proto.Dispatch) { m.Expected-- },
+			"a page that it has not": func(m *proto.Dispatch) { m.Groups[0].Pages[0].Physical = 60 },
+			"pages left out":         func(m *proto.Dispatch) { m.Groups[0].Pages[0].Length-- },
+			"a tail slot":            func(m *proto.Dispatch) { m.Tail, m.TailSlot = true, 5 },
+			"too long a prompt":      func(m *proto.Dispatch) { m.Prompt.Tokens = 1 << 20 },
+		} {
+			p := newPuppet(t, network)
+			foe := p.decodeFrom(e, puppetMemory(t, p))
+			m := foe.dispatch("r", 20, time.Minute)
+			change(m)
+			p.say(foe.to, foe.head, m)
+			if no, _ := hear[*proto.Reject](p); no.Seq != m.Seq || no.Text == "" {
+				t.Errorf("%s: %+v", name, no)
+			}
+		}
+		idle(t, d, dst, e)
+		if s := e.p.Stats(); s.Protocol != 5 {
+			t.Errorf("%d protocol errors, want 5", s.Protocol)
+		}
+	})
+}
+
+// TestForgedDescriptors: a decoder offers memory that is not its own, too short, or not memory at all.
+func TestForgedDescriptors(t *testing.T) {
+	onNetworks(t, func(t *testing.T, network string) {
+		src := newSide(t, "p", network, layout.Spec{Model: small, Pages: 256})
+		e := newLLM(t, src, kv.PrefillerConfig{})
+		victim := newSide(t, "victim", network, layout.Spec{Model: small, Pages: 64})
+		stolen, err := victim.regions[0].Descriptor(victim.regions[0].All(), hawser.RightWrite).MarshalBinary()
+		if err != nil {
 			t.Fatal(err)
 		}
-		f(t, x)
-	})
-}
-
-func (x *foe) die() {
-	x.h.c.mu.Lock()
-	defer x.h.c.mu.Unlock()
-	if !x.h.dead {
-		x.h.die()
-	}
-}
-
-// say sends a message, and waits until it has been taken.
-func (x *foe) say(h head, b body) {
-	x.t.Helper()
-	x.bytes(encode(h, b))
-	time.Sleep(10 * time.Millisecond) // virtual
-}
-
-func (x *foe) bytes(b []byte) {
-	x.t.Helper()
-	if _, err := x.h.Send(x.to, b); err != nil {
-		x.t.Fatal(err)
-	}
-}
-
-// hears is the next message to the foe, nil when there is none.
-func (x *foe) hears() (head, body) {
-	ctx, cancel := context.WithTimeout(x.t.Context(), 2*linkLimit)
-	defer cancel()
-	m, err := x.h.Receive(ctx)
-	if err != nil {
-		return head{}, nil
-	}
-	h, b, err := decode(m.Data)
-	if err != nil {
-		x.t.Error(err)
-	}
-	return h, b
-}
-
-// hello is a proper one, of a decoder with pages pages.
-func (x *foe) hello(pages uint32) *hello {
-	x.t.Helper()
-	b, err := x.h.Describe(nil)
-	if err != nil {
-		x.t.Fatal(err)
-	}
-	m := &hello{geometry: chaosGeometry, descriptors: [][]byte{b}}
-	size := chaosGeometry.Group.PageBytes()
-	for v := range uint64(chaosGeometry.Views()) {
-		m.views = append(m.views, wireView{pages: pages, base: v * uint64(pages) * size, stride: size})
-	}
-	return m
-}
-
-// greet makes a link and returns what messages on it begin with.
-func (x *foe) greet(epoch uint64) head {
-	x.t.Helper()
-	x.say(head{epoch: epoch}, x.hello(chaosPages))
-	for {
-		switch h, b := x.hears(); b.(type) {
-		case *helloAck:
-			return head{epoch: epoch, ticket: h.ticket, lowWater: 1, next: 1 << 40}
-		case *bye: // about what was said before
-		default:
-			x.t.Fatalf("got %+v, want a hello-ack", b)
-		}
-	}
-}
-
-// part is a Dispatch of which parts are missing. Each page is an extent of its own.
-func (x *foe) part(seq uint64, pages, part, parts int) *dispatch {
-	tokens := pages * chaosGeometry.Group.PageTokens
-	return &dispatch{seq: seq, id: "r", tokens: tokens, expected: chaosGeometry.Writes(tokens), parts: parts, part: part, extents: []extent{{0, 0, 1}}}
-}
-
-// TestHelloFloodStartsOneImport: each Hello makes a link, and the import of its memory takes as long as the decoder likes.
-func TestHelloFloodStartsOneImport(t *testing.T) {
-	withFoe(t, func(t *testing.T, x *foe) {
-		x.p.h.set(func() { x.p.h.slowImport = time.Hour })
-		for epoch := range uint64(100) {
-			x.say(head{epoch: epoch + 1}, x.hello(chaosPages))
-			if epoch%2 == 0 {
-				x.bytes([]byte("garbage"))
-			}
-		}
-		x.h.c.mu.Lock()
-		most := x.p.h.mostImports
-		x.h.c.mu.Unlock()
-		if most != 1 {
-			t.Errorf("%d imports at once, want 1", most)
-		}
-		x.p.h.set(func() { x.p.h.slowImport = 0 })
-		for b := body(&bye{}); b != nil; { // until the last import has been given up
-			_, b = x.hears()
-		}
-		x.greet(1000)
-	})
-}
-
-// TestImportEndsWithItsLink: a newer Hello does not wait for the import of an older one.
-func TestImportEndsWithItsLink(t *testing.T) {
-	withFoe(t, func(t *testing.T, x *foe) {
-		x.p.h.set(func() { x.p.h.slowImport = time.Hour })
-		x.say(head{epoch: 1}, x.hello(chaosPages))
-		x.p.h.set(func() { x.p.h.slowImport = 0 })
-		x.say(head{epoch: 2}, x.hello(chaosPages))
-		start := time.Now()
-		x.greet(2) // a repetition, which finds the other import ended
-		if took := time.Since(start); took > time.Second {
-			t.Errorf("the link was up after %v", took)
-		}
-	})
-}
-
-// TestNothingBeforeTheLinkIsUp: the ticket can be guessed, but there is nothing to write to yet.
-func TestNothingBeforeTheLinkIsUp(t *testing.T) {
-	withFoe(t, func(t *testing.T, x *foe) {
-		x.p.h.set(func() { x.p.h.slowImport = time.Second })
-		x.say(head{epoch: 1}, x.hello(chaosPages))
-		x.p.p.mu.Lock()
-		ticket := x.p.p.links[x.p.h.peer(x.h)].ticket
-		x.p.p.mu.Unlock()
-		x.say(head{1, ticket, 1, 100}, x.part(1, 1, 0, 1))
-		if _, b := x.hears(); b.kind() != kindBye {
-			t.Errorf("got %v %+v, want a bye", b.kind(), b)
-		}
-		if n := x.p.p.Stats().Accepted; n != 0 {
-			t.Errorf("%d jobs, want none", n)
-		}
-	})
-}
-
-// TestOldHelloIsDropped: it comes after a newer one.
-func TestOldHelloIsDropped(t *testing.T) {
-	withFoe(t, func(t *testing.T, x *foe) {
-		h := x.greet(7)
-		x.say(head{epoch: 6}, x.hello(chaosPages))
-		x.say(h, &cancel{1, "still there?"})
-		if _, b := x.hears(); b.kind() != kindCancelAck {
-			t.Errorf("got %v %+v, want a cancel-ack", b.kind(), b)
-		}
-	})
-}
-
-// TestComplaintsAreForgotten: what a prefiller knows of peers that speak garbage ends with them, also when the garbage is taken
-// after they have gone.
-func TestComplaintsAreForgotten(t *testing.T) {
-	withFoe(t, func(t *testing.T, x *foe) {
-		for i := range 20 {
-			x.bytes([]byte("garbage"))
-			if i == 10 {
-				x.die()
-				break
-			}
-		}
-		time.Sleep(time.Second)
-		x.p.p.mu.Lock()
-		defer x.p.p.mu.Unlock()
-		if n := len(x.p.p.complained); n != 0 {
-			t.Errorf("%d peers are remembered, want none", n)
-		}
-	})
-}
-
-// TestDispatchPartsAreBounded: a decoder that never sends the last part.
-func TestDispatchPartsAreBounded(t *testing.T) {
-	withFoe(t, func(t *testing.T, x *foe) {
-		h := x.greet(1)
-		for seq := uint64(1); seq <= 2*maxPartial; seq++ {
-			x.say(h, x.part(seq, chaosPages, 0, 10))
-		}
-		x.p.p.mu.Lock()
-		defer x.p.p.mu.Unlock()
-		l := x.p.p.links[x.p.h.peer(x.h)]
-		if len(l.partial) != maxPartial || l.buffered != maxPartial {
-			t.Errorf("%d dispatches with %d extents are kept, want %d with as many", len(l.partial), l.buffered, maxPartial)
-		}
-		l.forget(2*maxPartial + 1)
-		if len(l.partial) != 0 || l.buffered != 0 {
-			t.Errorf("%d dispatches with %d extents are kept, want none", len(l.partial), l.buffered)
-		}
-
-		x.p.p.pages = MaxPages // so that there can be many extents
-		most := 0
-		for part := range maxParts - 1 {
-			for seq := range uint64(4) {
-				m := x.part(1000+seq, MaxPages, part, maxParts)
-				m.extents = slices.Repeat(m.extents, maxExtents)
-				if err := x.p.p.dispatch(l, m); err != nil {
+		for name, change := range map[string]func(p *puppet, m *side, h *proto.Hello){
+			"another's": func(_ *puppet, _ *side, h *proto.Hello) { h.Descriptors[0] = stolen },
+			"too short": func(p *puppet, m *side, h *proto.Hello) {
+				r := m.regions[0]
+				h.Descriptors[0], err = r.Descriptor(r.Slice(0, r.Len()/2), hawser.RightWrite).MarshalBinary()
+				if err != nil {
 					t.Fatal(err)
 				}
-				most = max(most, l.buffered)
+			},
+			"garbage":  func(_ *puppet, _ *side, h *proto.Hello) { h.Descriptors[0] = []byte("memory") },
+			"none":     func(_ *puppet, _ *side, h *proto.Hello) { h.Descriptors = nil },
+			"no shape": func(_ *puppet, _ *side, h *proto.Hello) { h.Topology = []byte{1, 2, 3} },
+		} {
+			p := newPuppet(t, network)
+			m := puppetMemory(t, p)
+			to, err := p.eng.Connect(limit(t), src.eng.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := p.helloOf(m)
+			change(p, m, h)
+			p.say(to, proto.Head{Epoch: 1, LowWater: 1, Next: 1}, h)
+			no, _ := hear[*proto.HelloReject](p)
+			if no.Text == "" {
+				t.Errorf("%s: refused without a reason", name)
+			}
+			if name == "another's" && (!strings.Contains(no.Text, victim.eng.ID().String()) || !strings.Contains(no.Text, "sender")) {
+				t.Errorf("%s: %q does not say whose it is", name, no.Text)
 			}
 		}
-		if most > maxBuffered || x.p.p.stats.Rejected == 0 {
-			t.Errorf("%d extents were kept, want at most %d", most, maxBuffered)
+		if s := e.p.Stats(); s.Links != 0 || s.Writes != 0 {
+			t.Errorf("%+v after forged hellos", s)
 		}
 	})
 }
 
-// TestPromptBeyondThePoolIsRefused before anything is kept for it.
-func TestPromptBeyondThePoolIsRefused(t *testing.T) {
-	withFoe(t, func(t *testing.T, x *foe) {
-		x.say(head{epoch: 1}, x.hello(MaxPages))
-		h, _ := x.hears()
-		x.say(head{1, h.ticket, 1, 100}, x.part(1, MaxPages, 0, 10))
-		_, b := x.hears()
-		if m, ok := b.(*reject); !ok || m.code != CodeInfeasible || m.text != fmt.Sprintf("prompt needs %d pages, the prefiller has %d", MaxPages, chaosPages) {
-			t.Errorf("got %+v, want infeasible", b)
+// hostilePrefiller is a decoder with a request at a puppet.
+type hostilePrefiller struct {
+	*puppet
+	d        *kv.Decoder
+	dst      *side
+	pending  *kv.Pending
+	to       *hawser.Peer
+	head     proto.Head
+	dispatch *proto.Dispatch
+	memory   *hawser.Remote
+	src      *hawser.Region
+}
+
+func newHostilePrefiller(t *testing.T, network string, cfg kv.DecoderConfig, others ...proto.Source) *hostilePrefiller {
+	t.Helper()
+	h := &hostilePrefiller{puppet: newPuppet(t, network), dst: newSide(t, "d", network, layout.Spec{Model: small, Pages: 64})}
+	h.d = newDecoder(t, h.dst, cfg)
+	var err error
+	h.pending, err = h.d.Fetch(limit(t), kv.FetchRequest{ID: "r", Prompt: prompt("r", 100), From: append(from(h.eng), others...)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var hello *proto.Hello
+	h.to, h.head, hello = h.prefillFor((&layout.Topology{Members: []layout.Geometry{h.dst.g}}).AppendBinary(nil))
+	h.dispatch, _ = hear[*proto.Dispatch](h.puppet)
+	var desc hawser.Descriptor
+	if err := desc.UnmarshalBinary(hello.Descriptors[0]); err != nil {
+		t.Fatal(err)
+	}
+	if h.memory, err = h.eng.Import(limit(t), desc); err != nil {
+		t.Fatal(err)
+	}
+	if h.src, err = h.eng.Alloc(4096, hawser.MemOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// write writes n times 64 bytes to the first page of the dispatch, each with the immediate.
+func (h *hostilePrefiller) write(n int) error {
+	var last *hawser.Transfer
+	for range n {
+		tr, err := h.eng.Write(hawser.Write{
+			Src: h.src.Slice(0, 64), Dst: h.page(), Imm: hawser.Imm(h.dispatch.Imm), Parts: 1,
+		})
+		if err != nil {
+			return err
 		}
+		last = tr
+	}
+	return last.Wait(limit(h.t))
+}
+
+// page is the beginning of the first page that the puppet is asked to write.
+func (h *hostilePrefiller) page() hawser.RemoteSlice {
+	return h.memory.Slice(uint64(h.dispatch.Groups[0].Pages[0].Physical)*512, 64)
+}
+
+// ends checks how the request ends, and that everything is free.
+func (h *hostilePrefiller) ends(t *testing.T, want error) {
+	t.Helper()
+	_, err := h.pending.Wait(limit(t))
+	if want != nil && !errors.Is(err, want) || err == nil {
+		t.Errorf("ended with %v, want %v", err, want)
+	}
+	var attempt *proto.AttemptError
+	if !errors.As(err, &attempt) || attempt.Request != "r" || len(attempt.Owes) != 1 {
+		t.Errorf("%v does not say which attempt, and who owes what", err)
+	}
+	quiet(t, h.pending)
+	allFree(t, "decoder", h.dst.pools)
+}
+
+// TestHostilePrefiller: whatever a prefiller does, the request ends, and nothing of it can land when its pages are free.
+func TestHostilePrefiller(t *testing.T) {
+	for name, c := range map[string]struct {
+		do   func(h *hostilePrefiller) error
+		want error
+	}{
+		"writes too much": {func(h *hostilePrefiller) error {
+			if err := h.write(int(h.dispatch.Expected) + 1); err != nil && !errors.Is(err, hawser.ErrPeerDown) { // fenced at the last one
+				return err
+			}
+			return nil
+		}, nil},
+		"says that it wrote more": {func(h *hostilePrefiller) error {
+			h.say(h.to, h.head, &proto.Failed{CancelAck: proto.CancelAck{Seq: h.dispatch.Seq, Posted: h.dispatch.Expected + 1, Exact: true}})
+			return nil
+		}, proto.ErrProtocol},
+		"says that it wrote what it did not": {func(h *hostilePrefiller) error {
+			h.say(h.to, h.head, &proto.Failed{CancelAck: proto.CancelAck{Seq: h.dispatch.Seq, Posted: h.dispatch.Expected - 1, Exact: true}, Code: proto.CodeEngine})
+			return nil
+		}, nil},
+		"refuses what it has written": {func(h *hostilePrefiller) error {
+			if err := h.write(1); err != nil {
+				return err
+			}
+			h.say(h.to, h.head, &proto.Reject{Seq: h.dispatch.Seq, Code: proto.CodeBusy})
+			return nil
+		}, proto.ErrProtocol},
+		"garbage": {func(h *hostilePrefiller) error { h.bytes(h.to, []byte("garbage")); return nil }, nil},
+		"a decoder's message": {func(h *hostilePrefiller) error {
+			h.say(h.to, h.head, &proto.Cancel{Seq: h.dispatch.Seq})
+			return nil
+		}, nil},
+		"is silent": {func(*hostilePrefiller) error { return nil }, proto.ErrStalled},
+		"accepts and is silent": {func(h *hostilePrefiller) error {
+			h.say(h.to, h.head, &proto.Accept{Seq: h.dispatch.Seq})
+			return nil
+		}, proto.ErrStalled},
+		"leaves": {func(h *hostilePrefiller) error { h.say(h.to, h.head, &proto.Bye{Text: "test"}); return nil }, hawser.ErrPeerDown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onNetworks(t, func(t *testing.T, network string) {
+				h := newHostilePrefiller(t, network, kv.DecoderConfig{Tries: 1, Stall: 300 * time.Millisecond})
+				if err := c.do(h); err != nil {
+					t.Fatal(err)
+				}
+				if name == "writes too much" {
+					// It may be ready before the last one is counted, and that is no lie: then nothing may land any more.
+					if res, err := h.pending.Wait(limit(t)); err == nil {
+						res.Release()
+						return
+					}
+				}
+				h.ends(t, c.want)
+				if s := h.d.Stats(); s.Fences > 0 && h.write(1) == nil {
+					t.Error("a write after the fence has worked")
+				}
+			})
+		})
+	}
+}
+
+// TestFencedWriterHurtsNobody: a prefiller that does not answer Cancel is fenced, and goes on to write. The pages are another's by then.
+func TestFencedWriterHurtsNobody(t *testing.T) {
+	onNetworks(t, func(t *testing.T, network string) {
+		good := newSide(t, "p", network, layout.Spec{Model: small, Pages: 64})
+		newLLM(t, good, kv.PrefillerConfig{})
+		h := newHostilePrefiller(t, network, kv.DecoderConfig{Stall: 300 * time.Millisecond})
+		h.say(h.to, h.head, &proto.Accept{Seq: h.dispatch.Seq})
+		if err := h.write(1); err != nil {
+			t.Fatal(err)
+		}
+		stop, stopped := make(chan struct{}), make(chan int)
+		go func() {
+			n := 0
+			for {
+				select {
+				case <-stop:
+					stopped <- n
+					return
+				default:
+				}
+				// Without an immediate: whoever counts as if it had written everything is believed.
+				tr, err := h.eng.Write(hawser.Write{Src: h.src.Slice(0, 64), Dst: h.page()})
+				if err == nil && tr.Wait(limit(h.t)) == nil {
+					n++
+				}
+			}
+		}()
+		h.pending.Cancel("test")
+		quiet(t, h.pending)
+		before := h.d.Stats()
+		for i := range 20 {
+			key := fmt.Sprint(i)
+			fetch(t, h.d, h.dst, kv.FetchRequest{ID: key, Prompt: prompt(key, 250), From: from(good.eng)}) // all pages but one
+		}
+		close(stop)
+		t.Logf("%d writes before the fence", <-stopped)
+		if before.Fences != 1 || before.LostCancels != 1 {
+			t.Errorf("%+v: want a fence because of a cancel without an answer", before)
+		}
+		allFree(t, "decoder", h.dst.pools)
+	})
+}
+
+// TestDigestFindsCorruption: what has landed and is changed before the rest comes is not what was sent.
+func TestDigestFindsCorruption(t *testing.T) {
+	src := newSide(t, "p", "shm", layout.Spec{Model: small, Pages: 64})
+	dst := newSide(t, "d", "shm", layout.Spec{Model: small, Pages: 64})
+	go1 := make(chan struct{})
+	e := newLLM(t, src, kv.PrefillerConfig{Verify: true}, func(e *llm) {
+		e.wait = func(_ *kv.Job, layer int) bool {
+			if layer == 1 {
+				<-go1
+			}
+			return true
+		}
+	})
+	d := newDecoder(t, dst, kv.DecoderConfig{Verify: true})
+	p, err := d.Fetch(limit(t), kv.FetchRequest{ID: "r", Prompt: prompt("r", 250), From: from(src.eng)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const page = 4 * 4 * 16 * 2
+	eventually(t, func() error {
+		if n := e.p.Stats().Writes; n != 2*63 {
+			return fmt.Errorf("%d writes of the first layer, want 126", n)
+		}
+		return nil
+	})
+	memory := dst.regions[0].Bytes()
+	for i := range 64 { // one of them is not the request's
+		memory[i*page+rand.IntN(page)] ^= 1
+	}
+	close(go1)
+	if _, err := p.Wait(limit(t)); !errors.Is(err, proto.ErrCorrupt) {
+		t.Errorf("%v, want corrupt", err)
+	}
+	quiet(t, p)
+	idle(t, d, dst, e)
+}
+
+// TestDeadDecoder: source pages come back when the decoder is gone, without a word of it.
+func TestDeadDecoder(t *testing.T) {
+	onNetworks(t, func(t *testing.T, network string) {
+		src := newSide(t, "p", network, layout.Spec{Model: small, Pages: 256})
+		stuck := make(chan struct{})
+		defer close(stuck)
+		e := newLLM(t, src, kv.PrefillerConfig{}, func(e *llm) {
+			e.wait = func(j *kv.Job, layer int) bool {
+				if layer == 0 {
+					return true
+				}
+				select {
+				case <-j.Done():
+				case <-stuck:
+				}
+				return false
+			}
+		})
+		p := newPuppet(t, network)
+		d := p.decodeFrom(e, puppetMemory(t, p))
+		p.say(d.to, d.head, d.dispatch("r", 100, time.Hour))
+		hear[*proto.Accept](p)
+		eventually(t, func() error {
+			if e.p.Stats().Writes == 0 {
+				return errors.New("nothing has been written")
+			}
+			return nil
+		})
+		if err := p.eng.Close(limit(t)); err != nil {
+			t.Fatal(err)
+		}
+		allFree(t, "prefiller", src.pools)
+		eventually(t, func() error {
+			if s := e.p.Stats(); s.Jobs != 0 || s.Links != 0 || s.Attempts != 0 {
+				return fmt.Errorf("not idle: %+v", s)
+			}
+			return nil
+		})
 	})
 }

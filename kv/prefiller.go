@@ -4,206 +4,347 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync"
+	"time"
 
 	"github.com/hawser-project/hawser"
+	"github.com/hawser-project/hawser/kv/layout"
+	"github.com/hawser-project/hawser/kv/proto"
 )
 
-// PrefillerConfig is what NewPrefiller needs. Geometry and Views are required.
+// PrefillerConfig is what NewPrefiller needs. Instance, Topology, Regions and Pages are required.
 type PrefillerConfig struct {
-	Geometry Geometry
-	Views    []View       // one per layer and plane: view v is plane v%Planes of layer v/Planes
-	Jobs     int          // that are live at once; DefaultJobs when 0. More are rejected as busy
-	Log      *slog.Logger // discarded when nil
+	Instance string
+	Member   int              // of Topology.Members: this prefiller
+	Topology *layout.Topology // of all members of the instance; must not change
+	Regions  []*hawser.Region // of this member, as its views number them
+	Options  layout.Options
+	Pages    int           // of the inference engine's pool: decoders get shares of it as credits
+	Jobs     int           // live at once; proto.DefaultJobs when 0. More are rejected as busy
+	JoinWait time.Duration // how long a job waits for its other half; proto.DefaultJoinWait when 0
+	Verify   bool          // send digests of what is written
+
+	// SharedProgress: one progress word speaks for all ranks of this member. That is only right when the word is stored after a
+	// collective, of this layer and over all these ranks, whose result depends on each rank's input, and when on each rank the
+	// kernel that appends to the cache ended before its part of the collective began.
+	SharedProgress bool
+
+	Observer func(proto.ServeNote) // called with a lock held: it must not block or call the Prefiller; nil: none
+	Log      *slog.Logger          // discarded when nil
 }
 
-// DefaultJobs bounds the queue of a Prefiller.
-const DefaultJobs = 256
-
-// Handler is the inference engine that computes the prompts. The Prefiller calls it with its lock held: the methods must not block
-// and must not call the Prefiller or a Job.
+// Handler is the inference engine that computes the prompts. The Prefiller calls it with its lock held: the methods must not block and
+// must not call the Prefiller or a Job.
 type Handler interface {
-	// Admit takes a job into the engine's queue. An error refuses it for good; its text goes to the decoder. A job that only
-	// has to wait for pages is admitted and waits.
-	Admit(*Job) error
-
-	// Stop ends an admitted job, exactly once: its pages are not read any more, and it must not be computed further. It is
-	// called also when everything went well.
+	// Admit takes a job into the engine's queue, or refuses it. A job that only has to wait for pages is admitted as
+	// proto.AdmitQueued; Job.Sourced follows.
+	Admit(*Job) proto.Admission
+	// Start says that the job may be computed.
+	Start(*Job)
+	// Stop ends the engine's part, exactly once for each job that was started or came of Expect: it must not be computed further.
 	Stop(*Job)
+	// Unpin says that nothing reads the source pages, or the tail, any more. It comes once for each source that was given, after
+	// Stop or Preempt, or during them.
+	Unpin(*Job)
 }
 
-// Prefiller writes the caches of prompts to Decoders, layer by layer, while the inference engine computes them. It owns the
-// messages of its engine: nothing else may call Receive on it. Safe for concurrent use.
+// Prefiller serves the caches of prompts to Decoders. It owns the messages of its engine: nothing else may call Receive on it. Safe for
+// concurrent use.
 type Prefiller struct {
-	net     network
+	station
+
 	cfg     PrefillerConfig
+	m       *proto.Prefiller
 	handler Handler
-	log     *slog.Logger
-	writes  writes
-	pages   int // that all views have
+	queue   *hawser.Queue
 
-	ctx  context.Context // ends in Close, after the last job
-	stop context.CancelFunc
-	deaf func() // ends the calls of peerEvent
-	wg   sync.WaitGroup
-	idle chan struct{} // closed when Close has begun and no job is live
-	rest func()        // closes idle, once
-
-	mu         sync.Mutex // guards everything below, and the mutable parts of links and jobs
-	closing    bool
-	links      map[*hawser.Peer]*serveLink
-	importing  map[*hawser.Peer]bool // a goroutine imports its memory
-	complained map[*hawser.Peer]bool // told once that they speak garbage; only those that are up
-	posts      []post                // outstanding writes; the index is the cookie
-	freePosts  []uint32              // indices of posts that are not in use
-	retrying   bool                  // a goroutine waits to post again what the engine had no room for
-	live       int                   // jobs
-	stats      PrefillerStats
+	// guarded by mu
+	closing  bool
+	imports  map[proto.LinkID]*imported
+	jobs     map[proto.JobID]*Job
+	watchers []*hawser.Watcher // by rank, nil until Progress
+	src, dst []uint32          // scratch of Post
 }
 
-// PrefillerStats is a snapshot, counted since NewPrefiller.
-type PrefillerStats struct {
-	Live       int    // jobs now
-	Accepted   uint64 // jobs
-	Done       uint64 // jobs whose writes all completed
-	Rejected   uint64
-	Bytes      uint64 // of completed writes
-	Writes     uint64 // completed without error
-	Unexpected uint64 // messages and events that meant nothing where they came
+// imported is the memory of a decoder, by the region numbers of its views; nil entries lie in no view.
+type imported struct {
+	regions []*hawser.Remote
+	tails   *hawser.Remote // nil: no tails on this link
+	bytes   uint64         // of a slot
 }
 
-// postDepth is how many operations may be outstanding over all links: 32 links with full windows.
-const postDepth = 4096
+// postDepth is how many operations may be outstanding over all peers.
+const postDepth = 8192
 
-// NewPrefiller starts a Prefiller on an engine. Close ends it, before the engine is closed and the memory of the views is freed.
+// NewPrefiller starts a Prefiller on an engine. Close ends it, before the engine is closed and the memory of the regions is freed.
 func NewPrefiller(eng *hawser.Engine, cfg PrefillerConfig, h Handler) (*Prefiller, error) {
-	if cfg.Jobs == 0 {
-		cfg.Jobs = DefaultJobs
+	if cfg.Topology == nil || cfg.Member < 0 || cfg.Member >= len(cfg.Topology.Members) {
+		return nil, fmt.Errorf("kv: prefiller: %w: member %d of a topology without it", hawser.ErrInvalid, cfg.Member)
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	if err := cfg.Geometry.check(); err != nil {
+	if err := checkRegions(&cfg.Topology.Members[cfg.Member], cfg.Regions); err != nil {
 		return nil, fmt.Errorf("kv: prefiller: %w", err)
 	}
-	if err := checkViews(cfg.Geometry, cfg.Views, 1); err != nil {
-		return nil, fmt.Errorf("kv: prefiller: %w", err)
+	p := &Prefiller{
+		station: newStation(eng, cfg.Log), cfg: cfg, handler: h, queue: eng.NewQueue(postDepth),
+		imports: map[proto.LinkID]*imported{}, jobs: map[proto.JobID]*Job{}, watchers: make([]*hawser.Watcher, len(cfg.Topology.Members[cfg.Member].Ranks)),
 	}
-	p := newPrefiller(onEngine{eng}, cfg, h)
-	p.begin()
+	m, err := proto.NewPrefiller(proto.PrefillerConfig{
+		Instance: cfg.Instance, Member: cfg.Member, Topology: cfg.Topology, Options: cfg.Options, Pages: cfg.Pages, Jobs: cfg.Jobs,
+		JoinWait: cfg.JoinWait, Verify: cfg.Verify, SharedProgress: cfg.SharedProgress, Origin: p.origin.UnixNano(), Host: hostID(),
+	}, prefillerOut{p})
+	if err != nil {
+		p.stop()
+		return nil, err
+	}
+	p.m = m
+	p.begin(m, func(now proto.Time, n proto.Peer, _ error) { m.PeerDown(now, n) })
+	p.wg.Go(p.completions)
 	return p, nil
 }
 
-// newPrefiller makes a Prefiller that does nothing yet, for a configuration that has been checked.
-func newPrefiller(net network, cfg PrefillerConfig, h Handler) *Prefiller {
-	ctx, stop := context.WithCancel(context.Background())
-	idle := make(chan struct{})
-	p := &Prefiller{
-		net: net, cfg: cfg, handler: h, log: cfg.Log, writes: net.Writes(postDepth),
-		pages: cfg.Views[0].Pages, ctx: ctx, stop: stop, idle: idle, rest: sync.OnceFunc(func() { close(idle) }),
-		links: map[*hawser.Peer]*serveLink{}, importing: map[*hawser.Peer]bool{}, complained: map[*hawser.Peer]bool{},
+// completions takes the ends of writes; the machine posts more.
+func (p *Prefiller) completions() {
+	ends := make([]hawser.Done, 128)
+	for {
+		n, err := p.queue.Wait(p.ctx, ends)
+		if err != nil {
+			return // closing
+		}
+		p.mu.Lock()
+		for _, e := range ends[:n] {
+			p.m.Completed(p.now(), e.Cookie, e.Err)
+		}
+		p.unlock()
 	}
-	for _, v := range cfg.Views {
-		p.pages = min(p.pages, v.Pages)
-	}
-	return p
 }
 
-// begin starts to listen.
-func (p *Prefiller) begin() {
-	p.deaf = p.net.OnPeer(p.peerEvent)
-	p.wg.Go(p.receive)
-	p.wg.Go(p.completions)
+// Expect tells of a prompt that came to this side first, and waits in the engine for its Dispatch, JoinWait at most. The engine may
+// compute it meanwhile; no page is promised to anybody.
+func (p *Prefiller) Expect(id string, prompt proto.Prompt) (*Job, error) {
+	p.mu.Lock()
+	defer p.unlock()
+	n, err := p.m.Expect(p.now(), id, prompt)
+	if err != nil {
+		return nil, err
+	}
+	j := p.jobs[n]
+	if j == nil {
+		j = &Job{p: p, number: n, info: proto.JobInfo{Request: id, Prompt: prompt, Expected: true}, over: make(chan struct{})}
+		p.jobs[n] = j
+	}
+	return j, nil
 }
 
 // Stats returns a snapshot.
-func (p *Prefiller) Stats() PrefillerStats {
+func (p *Prefiller) Stats() proto.PrefillerStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := p.stats
-	s.Live = p.live
-	return s
+	return p.m.Stats()
 }
 
-// Close refuses new jobs, fails the live ones, waits until no write is outstanding, says goodbye to the decoders and joins all
-// goroutines. When ctx ends first the error says how many jobs still have writes outstanding: the engine reads their pages
-// until it is closed.
-func (p *Prefiller) Close(ctx context.Context) error {
+// Attempts calls f for every attempt that is live.
+func (p *Prefiller) Attempts(f func(proto.ServeInfo)) {
 	p.mu.Lock()
-	p.closing = true
-	for _, l := range p.links {
-		for _, j := range l.jobs {
-			if j.step.state.live() {
-				j.fail(CodeClosed, "prefiller closed")
-			}
+	defer p.mu.Unlock()
+	p.m.Live(f)
+}
+
+// FailID ends all jobs of a request and reports how many there were.
+func (p *Prefiller) FailID(id, reason string) (n int) {
+	p.mu.Lock()
+	defer p.unlock()
+	for number, j := range p.jobs {
+		if j.info.Request == id && !j.stopped {
+			p.m.Fail(p.now(), number, proto.CodeEngine, reason)
+			n++
 		}
 	}
-	if p.live == 0 {
-		p.rest()
-	}
-	p.mu.Unlock()
-	select {
-	case <-p.idle:
-	case <-ctx.Done():
-	}
-	p.deaf()
+	return n
+}
+
+// Drain takes no new jobs, tells the decoders so, and waits until those that are there have ended and each decoder has said that it
+// waits for nothing more from here.
+func (p *Prefiller) Drain(ctx context.Context) error {
 	p.mu.Lock()
-	var err error
-	if p.live > 0 {
-		err = fmt.Errorf("kv: close prefiller: %d jobs: %w: writes are outstanding: %w", p.live, hawser.ErrBusy, context.Cause(ctx))
+	p.m.Drain(p.now())
+	p.unlock()
+	return p.done(ctx, "drain")
+}
+
+func (p *Prefiller) done(ctx context.Context, what string) error {
+	for {
+		p.mu.Lock()
+		done, s := p.m.Done(), p.m.Stats()
+		p.mu.Unlock()
+		if done {
+			return nil
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("kv: %s prefiller: %w: %d jobs, %d links, %d writes outstanding: %w", what, hawser.ErrBusy, s.Jobs, s.Links, s.Outstanding, context.Cause(ctx))
+		}
 	}
-	for _, l := range p.links {
-		p.send(l, &bye{"prefiller closed"}) // a decoder that is not reached finds out by itself
+}
+
+// Close fails the live jobs, waits until no write is outstanding and the decoders know, and joins all goroutines. When ctx ends first
+// the error says how many writes are still outstanding: the engine reads their pages until it is closed.
+func (p *Prefiller) Close(ctx context.Context) error {
+	p.mu.Lock()
+	if !p.closing {
+		p.closing = true
+		p.m.Close(p.now())
 	}
-	p.stop()
+	p.unlock()
+	err := p.done(ctx, "close")
+	p.mu.Lock()
+	watchers := p.watchers
+	p.watchers = nil
 	p.mu.Unlock()
-	p.wg.Wait()
+	for _, w := range watchers {
+		if w != nil {
+			w.Close()
+		}
+	}
+	p.end()
 	return err
 }
 
-// Pass is one forward pass of the inference engine over parts of some prompts. Owned by the engine, which calls its methods from
-// one goroutine.
+// Progress is the word by which rank (numbered within this member) tells its progress: after layer l of a pass it stores the
+// pass's base + l + 1, when what the layer appended can be read by whatever carries it. The word is made at the first call.
+func (p *Prefiller) Progress(rank int) (*hawser.Watcher, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.closing:
+		return nil, fmt.Errorf("kv: progress: prefiller: %w", hawser.ErrClosed)
+	case rank < 0 || rank >= len(p.watchers):
+		return nil, fmt.Errorf("kv: progress: %w: rank %d of %d", hawser.ErrInvalid, rank, len(p.watchers))
+	case p.watchers[rank] != nil:
+		return p.watchers[rank], nil
+	}
+	w, err := p.eng.Watch(func(_, word uint64) {
+		p.mu.Lock()
+		defer p.unlock()
+		p.m.Progress(p.now(), rank, word)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("kv: progress: %w", err)
+	}
+	p.watchers[rank] = w
+	return w, nil
+}
+
+// Pass is one forward pass of the inference engine over parts of some prompts. Owned by the engine, which calls its methods from one
+// goroutine, or one for each rank.
 type Pass struct {
-	p      *Prefiller
-	chunks []passChunk
+	p     *Prefiller
+	n     proto.PassID
+	spans []proto.PassSpan
 }
-
-type passChunk struct {
-	job  *Job
-	span Span
-}
-
-// Span is the tokens [First, N) of a prompt.
-type Span struct{ First, N int }
 
 // NewPass makes an empty pass.
 func (p *Prefiller) NewPass() *Pass { return &Pass{p: p} }
 
 // Add adds part of a prompt. The spans of a job follow each other from pass to pass without gaps.
-func (s *Pass) Add(j *Job, span Span) { s.chunks = append(s.chunks, passChunk{j, span}) }
-
-// Begin starts the pass: before its first layer is computed.
-func (p *Prefiller) Begin(s *Pass) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range s.chunks {
-		c.job.begin()
-	}
+func (s *Pass) Add(j *Job, span proto.Span) {
+	s.spans = append(s.spans, proto.PassSpan{Job: j.number, Span: span})
 }
 
-// LayerReady says that the cache of one layer is in the source pages, for all jobs of the pass. Pages that are complete now are
-// posted. late says that the layer took longer than it was meant to; it is only counted.
-//
-// Looking whether a job still wants its writes and submitting them are one critical section: after the answer to a Cancel
-// no write can start.
-func (s *Pass) LayerReady(layer int, late bool) {
-	p := s.p
+// Begin says that the pass will run after those that have begun: before its first layer is computed. At most proto.MaxPasses have
+// begun and not ended. base is what the pass's progress words are counted from.
+func (p *Prefiller) Begin(s *Pass) (base uint64, err error) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range s.chunks {
-		c.job.layerReady(layer, c.span.N, late)
+	defer p.unlock()
+	s.n, base, err = p.m.Begin(p.now(), s.spans)
+	return base, err
+}
+
+// LayerReady says that the cache of a layer of the pass can be read on a rank of this member, for engines that do not use progress
+// words. Layers are counted within the rank, as in a word. late says that the layer took longer than it was meant to; it is only counted.
+//
+// Looking whether a job still wants its writes and submitting them are one critical section: after the answer to a Cancel no write can
+// start.
+func (s *Pass) LayerReady(rank, layer int, late bool) {
+	s.p.mu.Lock()
+	defer s.p.unlock()
+	if late {
+		s.p.m.LayerLate(s.n)
 	}
-	for _, c := range s.chunks {
-		p.pump(c.job.link)
+	s.p.m.LayerReady(s.p.now(), s.n, rank, layer)
+}
+
+// End says that all layers of the pass are done on all ranks.
+func (s *Pass) End() {
+	s.p.mu.Lock()
+	defer s.p.unlock()
+	s.p.m.PassEnd(s.p.now(), s.n)
+}
+
+// Abort says that the layers of the pass that are not done will never be. Call it before the next pass is launched.
+func (s *Pass) Abort() {
+	s.p.mu.Lock()
+	defer s.p.unlock()
+	s.p.m.PassAbort(s.p.now(), s.n)
+}
+
+// Job is one request on the prefill side.
+type Job struct {
+	p      *Prefiller
+	number proto.JobID
+	info   proto.JobInfo
+	over   chan struct{} // closed at Stop
+
+	// guarded by Prefiller.mu
+	tail    hawser.Slice
+	stopped bool
+	sources int // given and not unpinned
+}
+
+// Info is what the decoder, or Expect, said of the job. It must not be changed.
+func (j *Job) Info() *proto.JobInfo { return &j.info }
+
+// ID is the request's.
+func (j *Job) ID() string { return j.info.Request }
+
+// Done is closed when the job has been stopped.
+func (j *Job) Done() <-chan struct{} { return j.over }
+
+// Sourced gives a job that was admitted as queued its pages.
+func (j *Job) Sourced(s proto.SourcePages) error {
+	j.p.mu.Lock()
+	defer j.p.unlock()
+	if err := j.p.m.Sourced(j.p.now(), j.number, s); err != nil {
+		return err
 	}
+	j.sources++
+	return nil
+}
+
+// Tail says that the tail of the prompt, the caller's own data, is in t, which must not change until Unpin. It is sent when all pages
+// have been.
+func (j *Job) Tail(t hawser.Slice) error {
+	j.p.mu.Lock()
+	defer j.p.unlock()
+	before := j.tail
+	j.tail = t
+	if err := j.p.m.Tail(j.p.now(), j.number); err != nil {
+		j.tail = before
+		return err
+	}
+	return nil
+}
+
+// Fail ends the job because the engine cannot compute it. The decoder gets the text.
+func (j *Job) Fail(err error) {
+	j.p.mu.Lock()
+	defer j.p.unlock()
+	j.p.m.Fail(j.p.now(), j.number, proto.CodeEngine, err.Error())
+}
+
+// Preempt takes the job's pages away: no further write begins. They may be overwritten after Unpin. The job is queued again, and
+// Sourced gives it pages when it goes on. What was sent is not sent again.
+func (j *Job) Preempt() {
+	j.p.mu.Lock()
+	defer j.p.unlock()
+	j.p.m.Preempt(j.p.now(), j.number)
 }

@@ -1,16 +1,21 @@
-package kv
+package kv_test
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/hawser-project/hawser"
+	"github.com/hawser-project/hawser/kv"
+	"github.com/hawser-project/hawser/kv/layout"
+	"github.com/hawser-project/hawser/kv/pool"
+	"github.com/hawser-project/hawser/kv/proto"
 )
 
 // networks are the two that every host has.
@@ -22,27 +27,18 @@ func onNetworks(t *testing.T, f func(t *testing.T, network string)) {
 	}
 }
 
-// testLog shows what happens when HAWSER_TEST_LOG is set to a level.
-func testLog() *slog.Logger {
-	var level slog.Level
-	if level.UnmarshalText([]byte(os.Getenv("HAWSER_TEST_LOG"))) != nil {
-		return slog.New(slog.DiscardHandler)
-	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-}
-
 // hang bounds every wait of a test: it guards against hangs and asserts nothing.
 const hang = time.Minute
 
 // limit guards a test against hanging.
-func limit(t *testing.T) context.Context {
+func limit(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), hang)
 	t.Cleanup(cancel)
 	return ctx
 }
 
 // eventually polls until f returns nil.
-func eventually(t *testing.T, f func() error) {
+func eventually(t testing.TB, f func() error) {
 	t.Helper()
 	deadline := time.Now().Add(hang)
 	for {
@@ -57,12 +53,16 @@ func eventually(t *testing.T, f func() error) {
 	}
 }
 
-func openEngine(t *testing.T, name, network string) *hawser.Engine {
-	t.Helper()
-	return openWith(t, hawser.Options{Name: name, Require: network})
+// testLog shows what happens when HAWSER_TEST_LOG is set to a level.
+func testLog() *slog.Logger {
+	var level slog.Level
+	if level.UnmarshalText([]byte(os.Getenv("HAWSER_TEST_LOG"))) != nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 }
 
-func openWith(t *testing.T, o hawser.Options) *hawser.Engine {
+func openEngine(t testing.TB, o hawser.Options) *hawser.Engine {
 	t.Helper()
 	o.Log = testLog().With("engine", o.Name)
 	eng, err := hawser.Open(t.Context(), o)
@@ -79,330 +79,371 @@ func openWith(t *testing.T, o hawser.Options) *hawser.Engine {
 	return eng
 }
 
-// small is a geometry whose pages are small enough for thousands of them.
-var small = Geometry{"small", 3, Group{PageTokens: 4, KVHeads: 2, HeadDim: 16, ElemSize: 2, Planes: 2}}
-
-// memory is the cache of one side.
-type memory struct {
-	g      Geometry
-	region *hawser.Region
-	views  []View
-	pool   *Pool
+// small has pages that are small enough for thousands of them.
+var small = layout.Model{
+	Name: "small", Layers: 3, TP: 1,
+	Groups: []layout.Group{{PageTokens: 4, KVHeads: 4, HeadDim: 16, ElemSize: 2, Planes: 2}},
 }
 
-func newMemory(t *testing.T, eng *hawser.Engine, g Geometry, pages int, seed uint64) *memory {
+// anySize lets pages of any size be written.
+var anySize = layout.Options{AllowSmallWrites: true}
+
+// side is the memory of one member.
+type side struct {
+	eng     *hawser.Engine
+	g       layout.Geometry
+	regions []*hawser.Region
+	pools   []*pool.Pool
+}
+
+func newSide(t testing.TB, name, network string, s layout.Spec) *side {
 	t.Helper()
-	pool, err := NewPool(pages, seed)
+	return newSideOn(t, openEngine(t, hawser.Options{Name: name, Require: network}), s)
+}
+
+func newSideOn(t testing.TB, eng *hawser.Engine, s layout.Spec) *side {
+	t.Helper()
+	g, sizes, err := layout.Build(s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	region, err := eng.Alloc(uint64(pages)*g.BytesPerPage(), hawser.MemOptions{})
-	if err != nil {
-		t.Fatal(err)
+	m := &side{eng: eng, g: g}
+	for _, n := range sizes {
+		r, err := eng.Alloc(uint64(n), hawser.MemOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.regions = append(m.regions, r)
 	}
-	m := &memory{g: g, region: region, pool: pool}
-	size := g.Group.PageBytes()
-	for v := range g.Views() {
-		m.views = append(m.views, View{Region: region, Base: uint64(v*pages) * size, Stride: size, Pages: pages})
+	for range g.Groups {
+		p, err := pool.New(s.Pages, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.pools = append(m.pools, p)
 	}
 	return m
 }
 
-func (m *memory) page(view int, index uint32) []byte {
-	size := m.g.Group.PageBytes()
-	at := m.views[view].Base + uint64(index)*size
-	return m.region.Bytes()[at : at+size]
-}
-
-// pattern is the content of byte i of a page.
-func pattern(id string, view, page, i int) byte {
-	h := uint32(2166136261)
-	for _, c := range []byte(id) {
-		h = (h ^ uint32(c)) * 16777619
-	}
-	for _, v := range []int{view, page, i} {
-		h = (h ^ uint32(v)) * 16777619
-		h ^= h >> 15
-	}
-	return byte(h >> 8)
-}
-
-func (m *memory) write(id string, view, page int, index uint32) {
-	b := m.page(view, index)
-	for i := range b {
-		b[i] = pattern(id, view, page, i)
-	}
-}
-
-// corrupt counts the bytes of a prompt that are wrong.
-func (m *memory) corrupt(id string, pages []uint32) (n int) {
-	for view := range m.views {
-		for page, index := range pages {
-			for i, b := range m.page(view, index) {
-				if b != pattern(id, view, page, i) {
-					n++
+// rows calls f for every head of every token of the span in every view.
+func (m *side) rows(group int, span proto.Span, pages []uint32, f func(row []byte, layer, plane, head, token int)) {
+	g := m.g.Groups[group]
+	first := span.First / g.PageTokens
+	for r := range m.g.Ranks {
+		k := &m.g.Ranks[r]
+		for l, planes := range k.Views {
+			layer := k.LayerFirst + l
+			if m.g.GroupOf(layer) != group {
+				continue
+			}
+			for plane, v := range planes {
+				for token := span.First; token < span.N; token++ {
+					page := pages[token/g.PageTokens-first]
+					for h := range k.Heads {
+						at := v.Base + int64(page)*v.Page + int64(h)*v.Head + int64(token%g.PageTokens)*v.Token
+						f(m.regions[v.Region].Bytes()[at:at+g.HeadBytes()], layer, plane, k.HeadFirst+h, token)
+					}
 				}
 			}
 		}
 	}
-	return n
 }
 
-// toy is an inference engine that computes one job after the other, as fast as it can, or as its test lets it.
-type toy struct {
-	mem   *memory
-	chunk int // tokens of a pass
-	// step, when set, is called before each layer is reported, without any lock.
-	step func(j *Job, first, layer int)
-	// refuse, when set, is the answer to Admit.
-	refuse error
-	// dead ends the current job after its step: its memory is gone.
-	dead atomic.Bool
-
-	mu   sync.Mutex
-	cond sync.Cond
-	jobs []*toyJob
-	live map[*Job]*toyJob
-	stop bool
-	done chan struct{}
+// word is the content of one word of a row. Prompts with one content hold the same bytes, whatever their ids.
+func word(content uint64, layer, plane, head, token, i int) uint64 {
+	x := content ^ uint64(layer)<<56 ^ uint64(plane)<<48 ^ uint64(head)<<40 ^ uint64(token)<<8 ^ uint64(i)
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	return (x ^ x>>27) * 0x94d049bb133111eb
 }
 
-type toyJob struct {
-	job              *Job
-	pages            []uint32
-	owner            uint64
-	running, stopped bool
+func (m *side) fill(content uint64, span proto.Span, pages [][]uint32) {
+	for group := range m.g.Groups {
+		m.rows(group, span, pages[group], func(row []byte, layer, plane, head, token int) {
+			for i := 0; i < len(row); i += 8 {
+				binary.LittleEndian.PutUint64(row[i:], word(content, layer, plane, head, token, i))
+			}
+		})
+	}
 }
 
-func newToy(mem *memory) *toy {
-	h := &toy{mem: mem, chunk: 32, live: map[*Job]*toyJob{}, done: make(chan struct{})}
-	h.cond.L = &h.mu
+// wrong counts the rows that do not hold the content.
+func (m *side) wrong(content uint64, spans []proto.Span, pages [][]uint32) (n int, first string) {
+	for group := range m.g.Groups {
+		m.rows(group, spans[group], pages[group], func(row []byte, layer, plane, head, token int) {
+			for i := 0; i < len(row); i += 8 {
+				if got, want := binary.LittleEndian.Uint64(row[i:]), word(content, layer, plane, head, token, i); got != want {
+					if n == 0 {
+						first = fmt.Sprintf("layer %d plane %d head %d token %d byte %d: %#x, want %#x", layer, plane, head, token, i, got, want)
+					}
+					n++
+					return
+				}
+			}
+		})
+	}
+	return n, first
+}
+
+// llm is an inference engine that computes each prompt in one pass as soon as it is told to: content fills the pages layer by layer.
+// What it has been told it does in one goroutine.
+type llm struct {
+	*side
+	t     testing.TB
+	p     *kv.Prefiller
+	tails *hawser.Region // one slot of 64 bytes per job, used in turn
+	next  uint64
+
+	// wait, when set, is called before each layer; false ends the pass early.
+	wait func(j *kv.Job, layer int) bool
+	// aborted, when set, is called after that.
+	aborted func(j *kv.Job)
+	// words makes it tell its progress by words.
+	words bool
+	// unknown makes Admit say so until the prompt was Expected.
+	unknown bool
+
+	tasks chan *task
+	done  sync.WaitGroup
+
+	mu     sync.Mutex
+	leases map[*kv.Job]*task
+	ended  int // Stops
+}
+
+type task struct {
+	job   *kv.Job
+	lease []pool.Lease
+	pages [][]uint32
+	tail  bool
+}
+
+func contentOf(p proto.Prompt) uint64 {
+	var h uint64 = 14695981039346656037
+	for _, c := range []byte(p.Key) {
+		h = (h ^ uint64(c)) * 1099511628211
+	}
 	return h
 }
 
-func (h *toy) Admit(j *Job) error {
-	if h.refuse != nil {
-		return h.refuse
+func newLLM(t testing.TB, m *side, cfg kv.PrefillerConfig, change ...func(*llm)) *llm {
+	t.Helper()
+	e := &llm{t: t, side: m, tasks: make(chan *task, 1<<16), leases: map[*kv.Job]*task{}}
+	for _, c := range change {
+		c(e)
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	x := &toyJob{job: j}
-	h.live[j] = x
-	h.jobs = append(h.jobs, x)
-	h.cond.Broadcast()
-	return nil
-}
-
-func (h *toy) Stop(j *Job) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	x := h.live[j]
-	delete(h.live, j)
-	x.stopped = true
-	if !x.running {
-		h.free(x)
+	if cfg.Topology == nil {
+		cfg.Topology = &layout.Topology{Members: []layout.Geometry{m.g}}
 	}
-}
-
-func (h *toy) free(x *toyJob) {
-	if err := h.mem.pool.Return(x.pages, x.owner); err != nil {
-		panic(err)
+	if cfg.Instance == "" {
+		cfg.Instance = "p"
 	}
-	x.pages = nil
-	h.cond.Broadcast()
-}
-
-// take waits for the next job that has pages.
-func (h *toy) take() *toyJob {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for {
-		for len(h.jobs) > 0 && h.jobs[0].stopped {
-			h.jobs = h.jobs[1:]
+	cfg.Regions, cfg.Pages, cfg.Log = m.regions, m.pools[0].Pages(), testLog()
+	cfg.Options = anySize
+	tails, err := m.eng.Alloc(64<<10, hawser.MemOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.tails = tails
+	e.p, err = kv.NewPrefiller(m.eng, cfg, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.done.Go(e.run)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), hang)
+		defer cancel()
+		if err := e.p.Close(ctx); err != nil {
+			t.Error(err)
 		}
-		if h.stop {
-			return nil
+		close(e.tasks)
+		e.done.Wait()
+	})
+	return e
+}
+
+func (e *llm) Admit(j *kv.Job) proto.Admission {
+	info := j.Info()
+	if e.unknown && !info.Expected {
+		return proto.Admission{Verdict: proto.AdmitUnknown}
+	}
+	t := &task{job: j, tail: info.Tail}
+	a := proto.Admission{Verdict: proto.AdmitReady}
+	for g := range e.g.Groups {
+		size := e.g.Groups[g].PageTokens
+		l, err := e.pools[g].Reserve((info.Prompt.Tokens + size - 1) / size)
+		if err != nil {
+			e.free(t)
+			return proto.Admission{Verdict: proto.AdmitRefused, Code: proto.CodeBusy, Text: err.Error()}
 		}
-		if len(h.jobs) > 0 {
-			x := h.jobs[0]
-			x.owner = x.job.seq
-			pages, err := h.mem.pool.Reserve(h.mem.g.Pages(x.job.Tokens()), x.owner)
-			if err == nil {
-				h.jobs = h.jobs[1:]
-				x.pages, x.running = pages, true
-				return x
+		t.lease = append(t.lease, l)
+		t.pages = append(t.pages, l.Pages)
+		a.Source.Pages = append(a.Source.Pages, layout.Pages{Index: l.Pages})
+	}
+	e.mu.Lock()
+	e.leases[j] = t
+	e.mu.Unlock()
+	return a
+}
+
+func (e *llm) Start(j *kv.Job) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.tasks <- e.leases[j]
+}
+
+func (e *llm) Stop(*kv.Job) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ended++
+}
+
+func (e *llm) Unpin(j *kv.Job) {
+	e.mu.Lock()
+	t := e.leases[j]
+	delete(e.leases, j)
+	e.mu.Unlock()
+	e.free(t)
+}
+
+func (e *llm) free(t *task) {
+	for g, l := range t.lease {
+		if err := e.pools[g].Drop(l, pool.OwnerRequest); err != nil {
+			panic(err)
+		}
+	}
+}
+
+func (e *llm) run() {
+	for t := range e.tasks {
+		e.compute(t)
+	}
+}
+
+// compute is one pass. A job that has been stopped meanwhile may have lost its pages, and then they are not written.
+func (e *llm) compute(t *task) {
+	info := t.job.Info()
+	select {
+	case <-t.job.Done():
+		return
+	default:
+	}
+	span := proto.Span{N: info.Prompt.Tokens}
+	pass := e.p.NewPass()
+	pass.Add(t.job, span)
+	base, err := e.p.Begin(pass)
+	for errors.Is(err, hawser.ErrBusy) { // words of the passes before are still on their way
+		time.Sleep(time.Millisecond)
+		base, err = e.p.Begin(pass)
+	}
+	if err != nil {
+		t.job.Fail(err)
+		return
+	}
+	e.mu.Lock()
+	if e.leases[t.job] != nil {
+		e.fill(contentOf(info.Prompt), span, t.pages)
+	}
+	e.mu.Unlock()
+	for layer := range e.g.Ranks[0].Layers {
+		if e.wait != nil && !e.wait(t.job, layer) {
+			pass.Abort()
+			if e.aborted != nil {
+				e.aborted(t.job)
 			}
-		}
-		h.cond.Wait()
-	}
-}
-
-func (h *toy) run(p *Prefiller) {
-	defer close(h.done)
-	for {
-		x := h.take()
-		if x == nil {
 			return
 		}
-		h.compute(p, x)
-		h.mu.Lock()
-		x.running = false
-		if x.stopped {
-			h.free(x)
-		}
-		h.mu.Unlock()
-	}
-}
-
-func (h *toy) compute(p *Prefiller, x *toyJob) {
-	j := x.job
-	if j.Source(x.pages) != nil {
-		return // stopped
-	}
-	for first := 0; first < j.Tokens(); first += h.chunk {
-		n := min(j.Tokens(), first+h.chunk)
-		pass := p.NewPass()
-		pass.Add(j, Span{first, n})
-		p.Begin(pass)
-		for layer := range h.mem.g.Layers {
-			for plane := range h.mem.g.Group.Planes {
-				for page := first / h.mem.g.Group.PageTokens; page < h.mem.g.Pages(n); page++ {
-					h.mem.write(j.ID(), layer*h.mem.g.Group.Planes+plane, page, x.pages[page])
-				}
+		for rank := range e.g.Ranks {
+			if !e.words {
+				pass.LayerReady(rank, layer, false)
+				continue
 			}
-			if h.step != nil {
-				h.step(j, first, layer)
-			}
-			if h.dead.Load() {
+			w, err := e.p.Progress(rank)
+			if err != nil {
 				return
 			}
-			pass.LayerReady(layer, false)
+			w.Word().Store(base + uint64(layer) + 1)
+			w.Kick()
 		}
 	}
-}
-
-func (h *toy) end() {
-	h.mu.Lock()
-	h.stop = true
-	h.cond.Broadcast()
-	h.mu.Unlock()
-	<-h.done
-}
-
-// prefillSide is an engine with a Prefiller and its toy.
-type prefillSide struct {
-	eng *hawser.Engine
-	mem *memory
-	toy *toy
-	p   *Prefiller
-}
-
-func newPrefillSide(t *testing.T, network string, g Geometry, pages int, change func(*toy, *PrefillerConfig)) *prefillSide {
-	t.Helper()
-	return prefillWith(t, openEngine(t, "P", network), g, pages, change)
-}
-
-func prefillWith(t *testing.T, eng *hawser.Engine, g Geometry, pages int, change func(*toy, *PrefillerConfig)) *prefillSide {
-	t.Helper()
-	s := &prefillSide{eng: eng}
-	s.mem = newMemory(t, s.eng, g, pages, 7)
-	s.toy = newToy(s.mem)
-	cfg := PrefillerConfig{Geometry: g, Views: s.mem.views, Log: testLog().With("side", "P")}
-	if change != nil {
-		change(s.toy, &cfg)
+	if !e.words {
+		pass.End()
 	}
-	var err error
-	if s.p, err = NewPrefiller(s.eng, cfg, s.toy); err != nil {
-		t.Fatal(err)
+	if t.tail {
+		e.giveTail(t)
 	}
-	go s.toy.run(s.p)
-	t.Cleanup(func() {
-		s.toy.end()
-		ctx, cancel := context.WithTimeout(context.Background(), hang)
-		defer cancel()
-		if err := s.p.Close(ctx); err != nil {
-			t.Error(err)
-		}
-		if n := s.mem.pool.Pages() - s.mem.pool.Free(); n != 0 {
-			t.Errorf("prefill side: %d pages leaked", n)
-		}
-	})
-	return s
 }
 
-// decodeSide is an engine with a Decoder.
-type decodeSide struct {
-	eng *hawser.Engine
-	mem *memory
-	d   *Decoder
+func (e *llm) giveTail(t *task) {
+	e.next++
+	slot := e.tails.Slice(e.next%1024*64, 64)
+	binary.LittleEndian.PutUint64(e.tails.Bytes()[slot.Off:], contentOf(t.job.Info().Prompt))
+	if err := t.job.Tail(slot); err != nil && !errors.Is(err, hawser.ErrClosed) {
+		t.job.Fail(err)
+	}
 }
 
-func newDecodeSide(t *testing.T, network string, g Geometry, pages int, change ...func(*DecoderConfig)) *decodeSide {
+// newDecoder starts a Decoder over the memory of a side.
+func newDecoder(t testing.TB, m *side, cfg kv.DecoderConfig) *kv.Decoder {
 	t.Helper()
-	s := &decodeSide{eng: openEngine(t, "D", network)}
-	s.mem = newMemory(t, s.eng, g, pages, 8)
-	var err error
-	cfg := DecoderConfig{Geometry: g, Views: s.mem.views, Pool: s.mem.pool, Log: testLog().With("side", "D")}
-	for _, f := range change {
-		f(&cfg)
+	if cfg.Topology == nil {
+		cfg.Topology = &layout.Topology{Members: []layout.Geometry{m.g}}
+		cfg.Pools = m.pools
 	}
-	s.d, err = NewDecoder(s.eng, cfg)
+	if cfg.Instance == "" {
+		cfg.Instance = "d"
+	}
+	cfg.Regions, cfg.Options, cfg.Log = m.regions, anySize, testLog()
+	tails, err := m.eng.Alloc(64*64, hawser.MemOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.closeAtEnd(t)
-	return s
-}
-
-// decodeWith puts net between a Decoder of the small geometry and its engine.
-func decodeWith(t *testing.T, eng *hawser.Engine, net network, pages int) *decodeSide {
-	t.Helper()
-	s := &decodeSide{eng: eng, mem: newMemory(t, eng, small, pages, 8)}
-	s.d = newDecoder(net, DecoderConfig{
-		Geometry: small, Views: s.mem.views, Pool: s.mem.pool, Queue: 10, Deadline: time.Minute, Stall: time.Minute, Log: testLog().With("side", "D"),
-	})
-	s.d.begin()
-	s.closeAtEnd(t)
-	return s
-}
-
-// closeAtEnd closes the Decoder at the end of the test and looks whether its pages are back.
-func (s *decodeSide) closeAtEnd(t *testing.T) {
+	cfg.Tails, cfg.TailBytes = tails, 64
+	d, err := kv.NewDecoder(m.eng, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), hang)
 		defer cancel()
-		if err := s.d.Close(ctx); err != nil {
+		if err := d.Close(ctx); err != nil {
 			t.Error(err)
 		}
-		if n := s.mem.pool.Pages() - s.mem.pool.Free(); n != 0 {
-			t.Errorf("decode side: %d pages leaked", n)
-		}
 	})
+	return d
 }
 
-// fetch fetches a prompt, checks it and releases it.
-func (s *decodeSide) fetch(t *testing.T, from *prefillSide, id string, tokens int) {
+// from names a prefill instance of one member.
+func from(engines ...*hawser.Engine) []proto.Source {
+	var s proto.Source
+	for _, e := range engines {
+		s.Writers = append(s.Writers, e.Addr())
+	}
+	return []proto.Source{s}
+}
+
+func prompt(key string, tokens int) proto.Prompt { return proto.Prompt{Key: key, Tokens: tokens} }
+
+func quiet(t testing.TB, p *kv.Pending) {
 	t.Helper()
-	if err := s.try(limit(t), from.eng.Addr(), id, tokens); err != nil {
-		t.Fatal(err)
+	select {
+	case <-p.Quiesced():
+	case <-time.After(hang):
+		t.Fatal("the request is never quiet")
 	}
 }
 
-func (s *decodeSide) try(ctx context.Context, addr, id string, tokens int) error {
-	p, err := s.d.Fetch(ctx, FetchRequest{ID: id, Tokens: tokens, From: addr})
-	if err != nil {
-		return err
-	}
-	r, err := p.Wait(ctx)
-	if err != nil {
-		return err
-	}
-	defer r.Release()
-	if len(r.Pages) != s.mem.g.Pages(tokens) {
-		return fmt.Errorf("%s: %d pages, want %d", id, len(r.Pages), s.mem.g.Pages(tokens))
-	}
-	if n := s.mem.corrupt(id, r.Pages); n != 0 {
-		return fmt.Errorf("%s: %d corrupt bytes", id, n)
-	}
-	return nil
+// allFree checks that no page of a pool is held by anybody.
+func allFree(t testing.TB, what string, pools []*pool.Pool) {
+	t.Helper()
+	eventually(t, func() error {
+		for _, p := range pools {
+			if c := p.Counts(); c.Leased != 0 || c.Pinned != 0 || c.Quarantined != 0 {
+				return fmt.Errorf("%s: pages are held at the end: %+v", what, c)
+			}
+			if err := p.Check(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }

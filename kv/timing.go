@@ -5,6 +5,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/hawser-project/hawser/kv/proto"
 )
 
 // hostID tells hosts apart, boots too. Two processes with the same one read the same clock.
@@ -20,12 +22,12 @@ var hostID = sync.OnceValue(func() uint64 {
 
 // times is the message as the caller sees it. The wall clock is good enough for statistics, and the only clock that
 // processes of one host share and Go shows.
-func (m *timing) times() Timing {
+func times(m *proto.Timing) Timing {
 	return Timing{
-		SameHost: m.host != 0 && m.host == hostID(),
-		Begun:    time.Unix(0, m.begun),
-		Computed: time.Unix(0, m.done),
-		Layers:   int(m.layers),
-		Late:     int(m.late),
+		SameHost: m.Host != 0 && m.Host == hostID(),
+		Begun:    time.Unix(0, m.Begun),
+		Computed: time.Unix(0, m.Computed),
+		Layers:   m.Layers,
+		Late:     m.Late,
 	}
 }

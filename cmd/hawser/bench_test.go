@@ -235,3 +235,20 @@ func TestInterruptedBenchLeavesNothing(t *testing.T) {
 		t.Errorf("exit code %d, %q", code, errs.String())
 	}
 }
+
+// TestBenchKV refuses what there is not, and its JSON has goals.
+func TestBenchKV(t *testing.T) {
+	for _, args := range [][]string{{"B9"}, {"B1", "--rounds", "0"}, {"B1", "--procs", "-1"}} {
+		if _, stderr, code := tool(t, append([]string{"bench", "kv"}, args...)...); code != exitUsage {
+			t.Errorf("%v: exit code %d: %s", args, code, stderr)
+		}
+	}
+	stdout, stderr, code := tool(t, "--json", "-", "bench", "kv", "b7", "--short", "--rounds", "1", "--row", "no pages")
+	var r kvBenchReport
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK {
+		t.Fatalf("%v, exit code %d: %s", err, code, stderr)
+	}
+	if len(r.Tables) != 1 || r.Tables[0].Benchmark != "B7" || len(r.Tables[0].Rows) != 1 || r.Tables[0].Rows[0].Values[0].Goal == "" || r.Machine.Cores < 1 {
+		t.Errorf("report is %+v", r)
+	}
+}

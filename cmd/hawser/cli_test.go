@@ -24,7 +24,19 @@ func TestMain(m *testing.M) {
 	if os.Getenv(mainEnv) != "" {
 		main()
 	}
-	os.Exit(m.Run())
+	os.Exit(inOwnFolder(m.Run))
+}
+
+// inOwnFolder gives the admin sockets of all tests a folder of their own.
+func inOwnFolder(f func() int) int {
+	dir, err := os.MkdirTemp("", "hw")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	os.Setenv("XDG_RUNTIME_DIR", dir)
+	return f()
 }
 
 // hang ends a test whose command does not.
@@ -125,6 +137,18 @@ func TestUsageErrorsAreOneLine(t *testing.T) {
 		{[]string{"kv", "replay", "--kill-prefiller=-1s"}, "--kill-prefiller"},
 		{[]string{"kv", "replay", "--stop-prefiller=-1s"}, "--stop-prefiller"},
 		{[]string{"kv", "replay", "--kill-prefiller", "1s", "--stop-prefiller", "1s"}, "--kill-prefiller"},
+		{[]string{"kv", "replay", "--join=-1s"}, "--join"},
+		{[]string{"kv", "replay", "--prefillers", "0"}, "--prefillers"},
+		{[]string{"kv", "replay", "--decoders", "65"}, "--decoders"},
+		{[]string{"kv", "replay", "--decoders", "9", "--requests", "3"}, "--decoders"},
+		{[]string{"kv", "replay", "--src-tp", "3"}, "--src-tp"},
+		{[]string{"kv", "replay", "--dst-page=-1"}, "--dst-page"},
+		{[]string{"kv", "replay", "--geometry", "/nonexistent/x.json"}, "--geometry"},
+		{[]string{"kv", "decode", "--registry", "etcd:x"}, "file:PATH"},
+		{[]string{"kv", "prefill", "--metrics", "nowhere"}, "--metrics"},
+		{[]string{"kv", "prefill", "--admin", "/nonexistent/x.sock"}, "--admin"},
+		{[]string{"kv", "prefill", "--trace-out", "/nonexistent/x"}, "--trace-out"},
+		{[]string{"kv", "drain", "--wait=-1s"}, "--wait"},
 		{[]string{"kv", "decode"}, "--from"},
 		{[]string{"kv", "decode", "--from", ""}, "--from"},
 		{[]string{"kv", "decode", "--from", "127.0.0.1:1", "--pool", "4MiB"}, "raise --pool"},

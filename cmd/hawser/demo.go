@@ -11,7 +11,7 @@ import (
 )
 
 type demoCmd struct {
-	Requests int       `default:"32" help:"Requests per network, at least 2 (default: ${default})."`
+	Requests int       `default:"32" help:"Requests per network, at least 16 (default: ${default})."`
 	Provider []network `default:"shm,tcp" placeholder:"NAME" help:"Networks: ${networks} (default: ${default})."`
 }
 
@@ -24,24 +24,30 @@ type demoResult struct {
 // demoPool holds every prompt that the generator makes, and is made in a moment.
 const demoPool = 512 << 20
 
+// minDemo requests let each decoder cancel one and do others.
+const minDemo = 16
+
+// demoDecoders is how many decoders share the requests.
+const demoDecoders = 2
+
 // demoSpeed replays the seconds between two conversations in a fraction of them.
 const demoSpeed = 6
 
 // Run replays over every network that is asked for and prints one verdict.
 func (c *demoCmd) Run(ctx context.Context, u *ui) error {
-	if c.Requests < 2 { // one is cancelled
-		return usage("--requests: %d, want 2 or more", c.Requests)
+	if c.Requests < minDemo {
+		return usage("--requests: %d, want %d or more", c.Requests, minDemo)
 	}
 	began := time.Now()
 	var d demoResult
 	var faults []error
-	u.printf("Two processes: a prefiller that computes %d prompts of a generated trace and sends their KV pages, layer by layer, and a\n"+
-		"decoder that checks every byte. One request is cancelled under way.\n", c.Requests)
+	u.printf("Four processes: two prefillers that compute %d prompts of a generated trace and send their KV pages, layer by layer, and two\n"+
+		"decoders that check every byte. Each of them cancels one request under way.\n", c.Requests)
 	for _, name := range c.Provider {
 		replay := replayCmd{
 			kvFlags:     kvFlags{Geometry: "mini", Scale: 1, Provider: name, Pool: demoPool},
 			decodeFlags: decodeFlags{Requests: c.Requests, CancelN: 1, Seed: 1, Speed: demoSpeed, TokenTime: simllm.DefaultTokenTime, Verify: simllm.VerifyAll},
-			Rails:       railPair{1, 1},
+			Prefillers:  2, Decoders: demoDecoders, Rails: railPair{1, 1},
 		}
 		r, err := replay.replay(ctx, u)
 		if err != nil {
@@ -52,8 +58,8 @@ func (c *demoCmd) Run(ctx context.Context, u *ui) error {
 		if err := r.verdict(); err != nil {
 			faults = append(faults, fmt.Errorf("over %s: %w", name, err))
 		}
-		if r.Cancelled != 1 {
-			faults = append(faults, fmt.Errorf("over %s: %d requests were cancelled, want 1", name, r.Cancelled))
+		if r.Cancelled != demoDecoders {
+			faults = append(faults, fmt.Errorf("over %s: %d requests were cancelled, want %d", name, r.Cancelled, demoDecoders))
 		}
 	}
 	d.Seconds, d.OK = time.Since(began).Seconds(), len(faults) == 0

@@ -138,10 +138,10 @@ func TestVerdictNamesWhatIsWrong(t *testing.T) {
 		{"not verified on purpose", true, func(r *simllm.Report) { r.Verify, r.VerifiedRequests = "off", 0 }, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := replayReport{decoded: decoded{Report: good}}
+			r := replayReport{Report: good}
 			tc.spoil(&r.Report)
 			if tc.fault {
-				r.Fault = &injected{Kind: killFault}
+				r.Faults = []injected{{Kind: killFault}}
 			}
 			err := r.verdict()
 			if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {

@@ -2,35 +2,57 @@ package main
 
 import (
 	"strconv"
+	"strings"
 	"time"
 
-	"github.com/hawser-project/hawser/kv"
+	"github.com/hawser-project/hawser/kv/layout"
 	"github.com/hawser-project/hawser/kv/simllm"
 	"github.com/hawser-project/hawser/kv/trace"
 )
 
 // kvFlags are common to both sides.
 type kvFlags struct {
-	Geometry string  `default:"mini" placeholder:"NAME" help:"Shape of the KV cache: mini, qwen3-8b, qwen3-235b-tp4 (default: ${default})."`
+	Geometry string  `default:"mini" placeholder:"NAME|FILE.json" help:"Shape of the KV cache: mini, qwen3-8b, qwen3-235b-tp4, llama3-70b-tp8, deepseek-v3, or a geometry file (default: ${default})."`
 	Scale    float64 `default:"1" help:"Keep this share of the layers, at least one (default: ${default})."`
 	Provider network `placeholder:"NAME" help:"Network: ${networks} (default: the best that works)."`
 	Pool     size    `default:"1GiB" help:"KV memory of a process (default: ${default})."`
 	Log      string  `placeholder:"FILE" help:"Append what the engine says, and why requests fail, to FILE."`
 }
 
-// shape is the geometry that the flags ask for. The pool holds at least one of its pages.
-func (f *kvFlags) shape() (kv.Geometry, error) {
-	g, err := kv.BuiltinGeometry(f.Geometry)
+// loadModel finds a geometry by its name or in a file.
+func loadModel(geometry string, scale float64) (m layout.Model, err error) {
+	if strings.HasSuffix(geometry, ".json") {
+		m, err = readModel(geometry)
+	} else {
+		m, err = layout.BuiltinModel(geometry)
+	}
 	if err != nil {
-		return g, usage("--geometry: %w", err)
+		return m, usage("--geometry: %w", err)
 	}
-	if g, err = g.Scale(f.Scale); err != nil {
-		return g, usage("--scale: %w", err)
+	if m, err = m.Scale(scale); err != nil {
+		return m, usage("--scale: %w", err)
 	}
-	if page := size(g.BytesPerPage()); f.Pool < page || f.Pool/page > kv.MaxPages {
-		return g, usage("--pool: %v, want %v .. %v: from 1 to %d pages of all layers of %s", f.Pool, page, page*kv.MaxPages, kv.MaxPages, g.Fingerprint)
+	return m, nil
+}
+
+// shape is what the flags ask for on one side.
+func (f *kvFlags) shape(side string, tp, page int) (simllm.Shape, error) {
+	m, err := loadModel(f.Geometry, f.Scale)
+	if err != nil {
+		return simllm.Shape{}, err
 	}
-	return g, nil
+	if tp < 0 || page < 0 {
+		return simllm.Shape{}, usage("--%s-tp %d, --%[1]s-page %d: want 0 or more", side, tp, page)
+	}
+	s := simllm.Shape{Model: m, TP: tp, PageTokens: page, Pool: uint64(f.Pool)}
+	_, bytes, err := s.Pages()
+	if one, most := size(bytes), size(bytes)*layout.MaxPages; bytes > 0 && (f.Pool < one || f.Pool > most) {
+		return s, usage("--pool: %v, want %v .. %v: from 1 to %d pages of all ranks and layers of %s", f.Pool, one, most, layout.MaxPages, m.Name)
+	}
+	if err != nil {
+		return s, usage("--geometry, --%s-tp, --%[1]s-page: %w", side, err)
+	}
+	return s, nil
 }
 
 // args passes the flags on to a child.
@@ -43,7 +65,10 @@ func (f *kvFlags) args() []string {
 
 // prefillFlags are of the prefill side.
 type prefillFlags struct {
+	SrcTP     int    `name:"src-tp" placeholder:"N" help:"Tensor-parallel ranks of the prefill side, all in one process (default: the geometry's)."`
+	SrcPage   int    `placeholder:"TOKENS" help:"Tokens of a page of the prefill side (default: the geometry's)."`
 	LayerTime string `placeholder:"T" help:"Compute time of a layer: a duration, or A,B,G in ms for A + B*c + G*c*(s+c/2) with c new tokens after s (default: fitted to published times; a tenth for mini)."`
+	Calls     bool   `help:"Tell by calls that a layer is computed, not by progress words."`
 }
 
 func (f *prefillFlags) layer() (t simllm.LayerTime, err error) {
@@ -56,12 +81,30 @@ func (f *prefillFlags) layer() (t simllm.LayerTime, err error) {
 	return t, err
 }
 
-func (f *prefillFlags) args() []string { return []string{"--layer-time", f.LayerTime} }
+func (f *prefillFlags) shape(k *kvFlags) (simllm.Shape, error) {
+	return k.shape("src", f.SrcTP, f.SrcPage)
+}
+
+func (f *prefillFlags) args() []string {
+	return []string{
+		"--src-tp", positive(f.SrcTP), "--src-page", positive(f.SrcPage), "--layer-time", f.LayerTime, "--calls", strconv.FormatBool(f.Calls),
+	}
+}
+
+// positive is empty for 0: compact drops the flag.
+func positive(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.Itoa(n)
+}
 
 // decodeFlags are of the decode side.
 type decodeFlags struct {
+	DstTP     int           `name:"dst-tp" placeholder:"N" help:"Tensor-parallel ranks of the decode side, all in one process (default: the geometry's)."`
+	DstPage   int           `placeholder:"TOKENS" help:"Tokens of a page of the decode side (default: the geometry's)."`
 	Trace     string        `placeholder:"FILE" help:"Trace to replay, JSON lines (default: generated with the statistics of a real conversation trace)."`
-	Requests  int           `placeholder:"N" help:"Replay the first N requests (default: all of --trace, ${requests} generated ones)."`
+	Requests  int           `placeholder:"N" help:"Replay the first N requests (default: all of --trace; of generated ones ${requests}, or as many as --duration takes)."`
 	Duration  time.Duration `placeholder:"DUR" help:"Let no request arrive after this time; those that run finish."`
 	Seed      uint64        `default:"1" help:"Seed of all chance (default: ${default})."`
 	Speed     float64       `default:"1" help:"Divides arrival times and token times, not compute times (default: ${default})."`
@@ -92,16 +135,22 @@ func (f *decodeFlags) check() error {
 	return nil
 }
 
-// requests are what to replay. Each of them fits into a pool.
-func (f *decodeFlags) requests(g kv.Geometry, pool size) ([]trace.Request, error) {
+func (f *decodeFlags) shape(k *kvFlags) (simllm.Shape, error) {
+	return k.shape("dst", f.DstTP, f.DstPage)
+}
+
+// requests are what to replay. Each of them fits into the pools.
+func (f *decodeFlags) requests(pools ...simllm.Shape) ([]trace.Request, error) {
 	all, err := f.read()
 	if err != nil {
 		return nil, err
 	}
 	for i, r := range all {
-		if need := size(g.Bytes(r.Input)); need > pool {
-			return nil, usage("request %d of the trace has %d tokens, which take %v of geometry %s, and --pool is %v: raise --pool, lower --scale, or replay fewer requests",
-				i+1, r.Input, need, g.Fingerprint, pool)
+		for _, s := range pools {
+			if !s.Holds(r.Input) {
+				return nil, usage("request %d of the trace has %d tokens, for which geometry %s takes more than --pool, %v: raise --pool, lower --scale, or replay fewer requests",
+					i+1, r.Input, s.Model.Name, size(s.Pool))
+			}
 		}
 	}
 	return all, nil
@@ -111,17 +160,31 @@ func (f *decodeFlags) read() ([]trace.Request, error) {
 	if f.Trace != "" {
 		return trace.Open(f.Trace, f.Requests)
 	}
-	n := f.Requests
-	if n == 0 {
-		n = generatedRequests
+	c := trace.Config{Seed: f.Seed, Requests: f.Requests}
+	switch {
+	case f.Requests > 0:
+	case f.Duration > 0:
+		c.Span = time.Duration(float64(f.Duration)*f.Speed) + time.Second
+	default:
+		c.Requests = generatedRequests
 	}
-	return trace.Generate(trace.Config{Seed: f.Seed, Requests: n}), nil
+	return trace.Generate(c), nil
 }
 
 func (f *decodeFlags) args() []string {
 	return []string{
+		"--dst-tp", positive(f.DstTP), "--dst-page", positive(f.DstPage),
 		"--trace", f.Trace, "--requests", strconv.Itoa(f.Requests), "--duration", f.Duration.String(),
 		"--seed", strconv.FormatUint(f.Seed, 10), "--speed", strconv.FormatFloat(f.Speed, 'g', -1, 64),
 		"--token-time", f.TokenTime.String(), "--cancel", f.Cancel.arg(), "--cancel-n", strconv.Itoa(f.CancelN), "--verify", string(f.Verify),
 	}
+}
+
+// serverFlags are of a process that others look at.
+type serverFlags struct {
+	Name     string `placeholder:"NAME" help:"What the process calls itself: the same after it was started again (default: its role and process id)."`
+	Registry string `placeholder:"file:PATH" help:"File that lists prefillers: a prefiller enters itself, a decoder uses those that are there."`
+	Admin    string `placeholder:"PATH" help:"Unix socket for hawser kv ps, drain and cancel (default: kv-PID.sock in the runtime folder of the user)."`
+	Metrics  string `placeholder:"HOST:PORT" help:"Serve Prometheus metrics there; without a host on the loopback address."`
+	TraceOut string `placeholder:"FILE" help:"Write what happens to all attempts as a trace for Perfetto or chrome://tracing."`
 }

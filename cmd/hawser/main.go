@@ -28,10 +28,14 @@ type cli struct {
 
 	Demo demoCmd `cmd:"" help:"Replay a generated trace between two processes, over several networks, and check every byte."`
 	KV   struct {
-		Replay  replayCmd  `cmd:"" help:"Start a prefiller and a decoder and replay a trace of requests between them."`
+		Replay  replayCmd  `cmd:"" help:"Start prefillers and decoders and replay a trace of requests between them."`
 		Prefill prefillCmd `cmd:"" help:"Serve as a prefiller: print an address, then compute and send KV pages until interrupted."`
-		Decode  decodeCmd  `cmd:"" help:"Replay a trace against the prefiller at an address."`
-	} `cmd:"" name:"kv" help:"Transfer of KV caches between a prefiller and a decoder."`
+		Decode  decodeCmd  `cmd:"" help:"Replay a trace against prefillers at their addresses."`
+		PS      psCmd      `cmd:"" name:"ps" help:"List the prefillers and decoders of this user and their attempts."`
+		Drain   drainCmd   `cmd:"" help:"Let a prefiller or decoder finish what it has, and end."`
+		Cancel  cancelCmd  `cmd:"" help:"Cancel a request wherever it runs."`
+		Plan    planCmd    `cmd:"" help:"Print which writes move a prompt between two layouts of a KV cache, or why none do."`
+	} `cmd:"" name:"kv" help:"Transfer of KV caches between prefillers and decoders."`
 	Bench struct {
 		Imm     benchImmCmd     `cmd:"" help:"Writes of 8 bytes with an immediate: latency and rate."`
 		Write   benchWriteCmd   `cmd:"" help:"Single writes with an immediate each."`
@@ -39,12 +43,14 @@ type cli struct {
 		Scatter benchScatterCmd `cmd:"" help:"Writes to many targets in one request, one immediate per target."`
 		Barrier benchBarrierCmd `cmd:"" help:"Barriers of a group of processes: latency."`
 		Message benchMessageCmd `cmd:"" help:"Messages: latency and rate."`
+		KV      benchKVCmd      `cmd:"" name:"kv" help:"Transfer of KV caches between processes: B1 to B8."`
 		Peers   benchCrowdCmd   `cmd:"" help:"What connected idle peers cost one engine: memory, descriptors, processor time."`
 		Versus  versusCmd       `cmd:"" help:"Hawser and what else moves bytes, interleaved on the same work. It installs the others into a folder that it removes."`
 		Compare compareCmd      `cmd:"" help:"Two results, row by row: what changed, and whether it is more than noise."`
 		Plot    plotCmd         `cmd:"" help:"Draw results as SVG."`
 		Serve   benchServeCmd   `cmd:"" help:"Be the receiving process for clients on other hosts, until interrupted."`
 		Receive benchPeerCmd    `cmd:"" hidden:""`
+		Prefill benchPrefillCmd `cmd:"" hidden:""`
 		Drive   driveCmd        `cmd:"" hidden:""`
 		Crowd   crowdCmd        `cmd:"" hidden:""`
 	} `cmd:"" help:"Speed between processes on one host or two, against a yardstick in the same run."`

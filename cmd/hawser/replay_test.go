@@ -96,7 +96,7 @@ func TestCancelledRequestsLeakNothing(t *testing.T) {
 	}
 }
 
-// TestKilledPrefillerFailsItsRequests also shows that a fault that was asked for is no failure of the tool.
+// TestKilledPrefillerFailsItsRequests has no other prefiller. It also shows that a fault that was asked for is no failure of the tool.
 func TestKilledPrefillerFailsItsRequests(t *testing.T) {
 	for _, network := range []string{"shm", "tcp"} {
 		t.Run(network, func(t *testing.T) {
@@ -125,40 +125,47 @@ func TestFaultThatNeverCameIsSaid(t *testing.T) {
 func TestEndsOfChildrenAreJudged(t *testing.T) {
 	died := errors.New("died")
 	for _, tc := range []struct {
-		name           string
-		fault          string // kind
-		prefill, first bool   // whose end it is; whether it is the first
-		err            error
-		reported       bool
-		want           error
+		name     string
+		prefill  bool // whose end it is
+		killed   bool // by the session
+		err      error
+		reported bool
+		want     error
 	}{
-		{"decoder with its report", "", false, true, io.EOF, true, nil},
-		{"decoder without", "", false, true, io.EOF, false, errEndedEarly},
-		{"decoder that died", "", false, true, died, true, died},
-		{"prefiller after the decoder", "", true, false, io.EOF, true, nil},
-		{"prefiller without a report", "", true, false, io.EOF, false, errEndedEarly},
-		{"prefiller before the decoder", "", true, true, io.EOF, true, errPrefillEnded},
-		{"prefiller that died", "", true, true, died, false, died},
-		{"killed prefiller", killFault, true, true, died, false, nil},
-		{"stopped prefiller that died", stopFault, true, true, died, false, died},
+		{"decoder with its report", false, false, io.EOF, true, nil},
+		{"decoder without", false, false, io.EOF, false, errEndedEarly},
+		{"decoder that died", false, false, died, true, died},
+		{"prefiller that was drained", true, false, io.EOF, true, nil},
+		{"prefiller that was not", true, false, io.EOF, true, errPrefillEnded},
+		{"prefiller without", true, false, io.EOF, false, errEndedEarly},
+		{"prefiller that died", true, false, died, false, died},
+		{"killed prefiller", true, true, died, false, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := &session{prefill: new(proc.Child), decode: new(proc.Child), decoded: !tc.first, running: 2}
-			if tc.reported {
-				s.report, s.prefillReport = new(decoded), new(simllm.PrefillReport)
+			child, err := proc.Start(proc.Spec{Name: "child", Path: "/bin/true"})
+			if err != nil {
+				t.Fatal(err)
 			}
-			if tc.fault != "" {
-				s.fault = &injected{Kind: tc.fault}
-			}
-			from := s.decode
+			defer func() { _ = child.Stop(0) }()
+			w, other := &worker{child: child, prefill: tc.prefill, killed: tc.killed}, &worker{child: child}
+			s := &session{decoders: []*worker{other}, running: 2}
 			if tc.prefill {
-				from = s.prefill
+				s.prefillers = []*worker{w}
+			} else {
+				s.decoders = append(s.decoders, w)
 			}
-			if err := s.take(childEvent{from: from, err: tc.err}); !errors.Is(err, tc.want) || (err == nil) != (tc.want == nil) {
+			if tc.reported {
+				w.decoded, w.served = new(decoded), &simllm.PrefillReport{Drained: tc.want == nil}
+			}
+			if err := s.take(childEvent{from: w, err: tc.err}); !errors.Is(err, tc.want) || (err == nil) != (tc.want == nil) {
 				t.Errorf("got %v, want %v", err, tc.want)
 			}
-			if s.running != 1 || s.decoded == (tc.prefill && tc.first) {
-				t.Errorf("%d children run, decoder has ended: %v", s.running, s.decoded)
+			if s.running != 1 || s.ending {
+				t.Errorf("%d children run, all decoders have ended: %v", s.running, s.ending)
+			}
+			other.decoded = new(decoded)
+			if err := s.take(childEvent{from: other, err: io.EOF}); err != nil || s.ending == (!tc.prefill && tc.err == nil) {
+				t.Errorf("end of the last decoder: %v, all have ended: %v", err, s.ending)
 			}
 		})
 	}
@@ -174,7 +181,7 @@ func TestEndedPrefillerEndsTheReplay(t *testing.T) {
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			prefill := awaitChildren(t, id)["prefill"]
+			prefill := awaitChildren(t, id, 2)["prefill-0"]
 			if err := syscall.Kill(prefill, sig); err != nil {
 				t.Fatal(err)
 			}
@@ -186,18 +193,18 @@ func TestEndedPrefillerEndsTheReplay(t *testing.T) {
 	}
 }
 
-// awaitChildren waits until a replay has both of its children, and returns their process ids by name.
-func awaitChildren(t *testing.T, id string) map[string]int {
+// awaitChildren waits until a replay has all of its n children, and returns their process ids by name.
+func awaitChildren(t *testing.T, id string, n int) map[string]int {
 	t.Helper()
 	for deadline := time.Now().Add(hang); ; {
 		found := map[string]int{}
 		for _, pid := range processes(id) {
 			line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-			if words := strings.Split(string(line), "\x00"); len(words) > 3 && words[3] == "--child" {
-				found[words[2]] = pid
+			if words := strings.Split(string(line), "\x00"); len(words) > 4 && words[3] == "--child" {
+				found[strings.TrimPrefix(words[4], "--name=")] = pid
 			}
 		}
-		if len(found) == 2 {
+		if len(found) == n {
 			return found
 		}
 		if time.Now().After(deadline) {
@@ -283,8 +290,8 @@ func TestClusterKeyIsProved(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if r := decodeJSON(t, out.line()); number(t, r, "jobs") != 2 {
-		t.Errorf("prefill reported %v, want 2 jobs", r)
+	if r := decodeJSON(t, out.line()); number(t, r, "attempts") != 2 {
+		t.Errorf("prefill reported %v, want 2 attempts", r)
 	}
 	_ = cmd.Wait()
 }
@@ -347,9 +354,10 @@ func (l lines) line() string {
 
 // TestSignalsLeaveNothingBehind interrupts a replay that has two children; command checks that none is left.
 func TestSignalsLeaveNothingBehind(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL} {
 		t.Run(sig.String(), func(t *testing.T) {
-			cmd, id := command(t, "kv", "replay", "--requests", "100000", "--pool", "512MiB")
+			cmd, id := command(t, "kv", "replay", "--requests", "100000", "--pool", "512MiB", "--trace-out", filepath.Join(t.TempDir(), "trace"))
 			errs, err := cmd.StderrPipe()
 			if err != nil {
 				t.Fatal(err)
@@ -357,12 +365,23 @@ func TestSignalsLeaveNothingBehind(t *testing.T) {
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			awaitChildren(t, id)
+			awaitChildren(t, id, 2)
 			if err := cmd.Process.Signal(sig); err != nil {
 				t.Fatal(err)
 			}
 			said, _ := io.ReadAll(errs)
 			err = cmd.Wait()
+			if sig == syscall.SIGKILL {
+				noneLeft(t, id)
+				for said, deadline := "", time.Now().Add(hang); !strings.Contains(said, "no prefiller or decoder of this user runs here"); {
+					if _, said, _ = tool(t, "kv", "ps"); time.Now().After(deadline) { // it removes the sockets of processes that are gone
+						t.Fatal(said)
+					}
+				}
+			}
+			if left, _ := filepath.Glob(filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "hawser", "*")); len(left) > 0 {
+				t.Errorf("%v are left behind", left)
+			}
 			if sig == syscall.SIGKILL {
 				return
 			}

@@ -13,13 +13,17 @@ import (
 
 // replayReport is the decoder's report and what only its starter knows.
 type replayReport struct {
-	decoded
+	simllm.Report
 
-	Provider string                `json:"provider"` // asked for; empty: the best that works
-	Rails    string                `json:"rails"`    // prefill side, decode side; the own ones of kv decode
-	Scale    float64               `json:"scale"`
-	Prefill  *simllm.PrefillReport `json:"prefill,omitempty"` // absent when the prefiller was killed
-	Fault    *injected             `json:"fault,omitempty"`
+	Path       string                `json:"path"`     // network that the engine chose
+	Provider   string                `json:"provider"` // asked for; empty: the best that works
+	Rails      string                `json:"rails"`    // prefill side, decode side; the own ones of kv decode
+	Scale      float64               `json:"scale"`
+	Prefillers int                   `json:"prefillers,omitempty"`
+	Decoders   int                   `json:"decoders,omitempty"`
+	Prefill    *simllm.PrefillReport `json:"prefill,omitempty"` // of all prefillers that were not killed
+	Faults     []injected            `json:"faults,omitempty"`
+	PeerDeath  float64               `json:"peer_death_ms"` // of the kill, else of the stop: until the last decoder knew
 
 	RSSMB     float64       `json:"rss_mb"`        // the largest process, 10^6 bytes
 	CPUPerGiB float64       `json:"cpu_s_per_gib"` // of both processes, content and checks included
@@ -30,21 +34,48 @@ type replayReport struct {
 
 // injected is a fault that was asked for.
 type injected struct {
-	Kind string  `json:"kind"`
-	At   float64 `json:"at_s"` // after the first arrival
+	Kind    string  `json:"kind"`
+	Process string  `json:"process"`
+	At      float64 `json:"at_s"`       // after the begin of the arrivals
+	Noticed float64 `json:"noticed_ms"` // until the last decoder knew
 }
 
 // Kinds of injected.
 const (
 	killFault = "kill-prefiller"
 	stopFault = "stop-prefiller"
+	joinFault = "join"
 )
 
 func newReport(r decoded, f *kvFlags, rails string) *replayReport {
 	return &replayReport{
-		decoded: r, Provider: string(f.Provider), Rails: rails, Scale: f.Scale,
+		Report: r.Report(), Path: r.Path, Provider: string(f.Provider), Rails: rails, Scale: f.Scale,
 		Machine: bench.ThisMachine(), Revision: thisVersion().Revision, Command: os.Args,
 	}
+}
+
+// addPrefill adds what one prefiller reported.
+func (r *replayReport) addPrefill(p *simllm.PrefillReport) {
+	r.LeakedPages += p.LeakedPages
+	if r.Prefill == nil {
+		sum := *p
+		r.Prefill = &sum
+		return
+	}
+	s := r.Prefill
+	if layers := s.Layers + p.Layers; layers > 0 {
+		s.FillBound = (s.FillBound*float64(s.Layers) + p.FillBound*float64(p.Layers)) / float64(layers)
+	}
+	s.Attempts += p.Attempts
+	s.Done += p.Done
+	s.Stopped += p.Stopped
+	s.Bytes += p.Bytes
+	s.LeakedPages += p.LeakedPages
+	s.Tokens += p.Tokens
+	s.Cached += p.Cached
+	s.Preempted += p.Preempted
+	s.Passes += p.Passes
+	s.Layers += p.Layers
 }
 
 // verdict says what is wrong with a replay, nil when nothing is. Requests may fail only when a fault was injected.
@@ -58,7 +89,7 @@ func (r *replayReport) verdict() error {
 	wrong(r.CorruptBytes > 0, "%d corrupt bytes", r.CorruptBytes)
 	wrong(r.LeakedPages > 0, "%d leaked pages", r.LeakedPages)
 	wrong(r.QuarantinedPages > 0, "%d pages still quarantined", r.QuarantinedPages)
-	wrong(r.Failed > 0 && r.Fault == nil, "%d of %d requests failed (%s): --log FILE says why", r.Failed, r.Requests, causes(r.Causes))
+	wrong(r.Failed > 0 && len(r.Faults) == 0, "%d of %d requests failed (%s): --log FILE says why", r.Failed, r.Requests, causes(r.Causes))
 	wrong(r.Requests == 0, "no request arrived before --duration was over")
 	if r.Verify != string(simllm.VerifyOff) {
 		missing := r.Requests - r.VerifiedRequests - r.Failed - r.Cancelled
@@ -91,15 +122,18 @@ func printReport(u *ui, title string, r *replayReport) {
 	rows := [][]string{
 		row("geometry, pool", "%s, %s", r.Geometry, size(r.PoolBytes)),
 		row("network, rails", "%s, %s", r.Path, r.Rails),
-		row("requests", "%d: %d verified, %d failed, %d cancelled", r.Requests, r.VerifiedRequests, r.Failed, r.Cancelled),
 	}
+	if r.Prefillers > 0 {
+		rows = append(rows, row("processes", "%d prefillers, %d decoders", r.Prefillers, r.Decoders))
+	}
+	rows = append(rows, row("requests", "%d: %d verified, %d failed, %d cancelled; %d tried more than once", r.Requests, r.VerifiedRequests, r.Failed, r.Cancelled, r.Retried))
 	for _, cause := range slices.Sorted(maps.Keys(r.Causes)) {
 		rows = append(rows, row("  failed", "%d: %s", r.Causes[cause], cause))
 	}
 	rows = append(rows,
 		row("corrupt bytes", "%d (verify: %s)", r.CorruptBytes, r.Verify),
 		row("pages leaked, quarantined", "%d, %d", r.LeakedPages, r.QuarantinedPages),
-		row("moved", "%.2f GB in %.1f s, %.3f GB/s", float64(r.Bytes)/1e9, r.Wall, r.GBPerS),
+		row("moved", "%.2f GB in %.1f s, %.3f GB/s; %.0f%% of the tokens were here before", float64(r.Bytes)/1e9, r.Wall, r.GBPerS, 100*r.ReusedShare),
 	)
 	if r.Done > 0 {
 		rows = append(rows, row("time to first token", "p50 %.1f ms, p99 %.1f ms", r.TTFTp50, r.TTFTp99))
@@ -107,16 +141,23 @@ func printReport(u *ui, title string, r *replayReport) {
 	if r.ExposedP50 > 0 { // known on one host only
 		rows = append(rows,
 			row("  of it, p50", "queue %.1f ms, compute %.1f ms, exposed transfer %.2f ms", r.TTFTQueueP50, r.TTFTComputeP50, r.TTFTExposedP50),
-			row("last layer to ready", "p50 %.0f us, p99 %.0f us", r.ExposedP50, r.ExposedP99))
+			row("last layer to ready", "p50 %.0f us, p99 %.0f us; then to the caller p50 %.0f us", r.ExposedP50, r.ExposedP99, r.NotifyP50))
 	}
 	if r.Cancelled > 0 {
-		rows = append(rows, row("cancel to pages free", "p99 %.2f ms", r.CancelP99))
+		rows = append(rows, row("cancel to pages free", "p50 %.2f ms, p99 %.2f ms", r.CancelP50, r.CancelP99))
 	}
-	if r.Fault != nil {
-		rows = append(rows, row(r.Fault.Kind, "at %.1f s; the decoder knew after %.1f ms", r.Fault.At, r.PeerDeath))
+	for _, f := range r.Faults {
+		if f.Kind == joinFault {
+			rows = append(rows, row(f.Kind, "%s at %.1f s", f.Process, f.At))
+			continue
+		}
+		rows = append(rows, row(f.Kind, "%s at %.1f s; all decoders knew after %.1f ms", f.Process, f.At, f.Noticed))
 	}
-	if r.FillBound > fillBoundShown {
-		rows = append(rows, row("fill-bound", "%.0f%% of the layers: making their content took longer than their compute time", r.FillBound*100))
+	if p := r.Prefill; p != nil && p.Tokens+p.Cached > 0 {
+		rows = append(rows, row("prefill", "%d tokens computed, %.0f%% found in the cache, %d jobs preempted", p.Tokens, 100*float64(p.Cached)/float64(p.Tokens+p.Cached), p.Preempted))
+		if p.FillBound > fillBoundShown {
+			rows = append(rows, row("fill-bound", "%.0f%% of the layers: making their content took longer than their compute time", p.FillBound*100))
+		}
 	}
 	if r.RSSMB > 0 {
 		rows = append(rows, row("largest process, CPU", "%.0f MB, %.2f CPU s/GiB", r.RSSMB, r.CPUPerGiB))

@@ -1,133 +1,155 @@
 package simllm
 
 import (
-	"encoding/binary"
-	"math/bits"
+	"fmt"
+	"hash/fnv"
 )
 
-// Key names the content of one plane of one page in one layer. Two different keys have different content, so a page that
-// is swapped, stale, shifted or empty is found corrupt.
-type Key struct {
-	Request uint64 // RequestKey
-	Layer   int
-	Plane   int
-	Page    int // logical number in the prompt
+// Content is what the KV cache of one prompt holds. Each row (one head of one token in one plane of one layer) is a sequence of
+// words that begins with a mix of the model's fingerprint, the token and all before it, the layer, the plane and the head. So a
+// row that is swapped, stale, shifted, of another prompt or empty is found wrong, and each row can be computed by itself,
+// whatever the layout it lies in.
+type Content struct {
+	prefix []uint64 // one per token: the fingerprint, the token and all before it
 }
 
-// RequestKey derives Key.Request from a request id.
-func RequestKey(id string) uint64 {
-	h := mix64(uint64(len(id)))
-	for ; len(id) >= 8; id = id[8:] {
-		h = mix64(h ^ binary.LittleEndian.Uint64([]byte(id[:8])))
+// NewContent derives the content of a prompt. It takes some 8 ns and 8 bytes per token.
+func NewContent(fingerprint string, tokens []uint32) *Content {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(fingerprint))
+	x := h.Sum64()
+	c := &Content{prefix: make([]uint64, len(tokens))}
+	for i, t := range tokens {
+		x = mix64(x ^ uint64(t))
+		c.prefix[i] = x
 	}
-	var tail [8]byte
-	copy(tail[:], id)
-	return mix64(h ^ binary.LittleEndian.Uint64(tail[:]))
+	return c
 }
 
-// mix64 is the finalizer of splitmix64: each bit of x changes half of the bits of the result.
-func mix64(x uint64) uint64 {
-	x += golden
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
+// Tokens is the length of the prompt.
+func (c *Content) Tokens() int { return len(c.prefix) }
 
-// golden is 2^64 divided by the golden ratio: an odd number whose multiples are spread evenly.
-const golden = 0x9e3779b97f4a7c15
-
-// Multiples of golden modulo 2^64: constants do not wrap by themselves.
-const (
-	golden2 = 2 * golden % (1 << 64)
-	golden3 = 3 * golden % (1 << 64)
-	golden4 = 4 * golden % (1 << 64)
-	golden5 = 5 * golden % (1 << 64)
-	golden6 = 6 * golden % (1 << 64)
-	golden7 = 7 * golden % (1 << 64)
-	golden8 = 8 * golden % (1 << 64)
-)
-
-// word is the size of the unit of content, block the number of bytes that the loops below take at a time: a cache line.
-const (
-	word  = 8
-	block = 8 * word
-)
-
-// seed is the first word of the content. Word i is seed + i*golden: strong between pages, where accidents happen, and one
-// addition within a page, so that making and checking content does not hide the speed of moving it.
-func (k Key) seed() uint64 {
-	return mix64(mix64(mix64(k.Request)^uint64(k.Page)) ^ uint64(k.Layer)<<8 ^ uint64(k.Plane))
-}
-
-// Fill writes the content of k to dst.
+// row is the first word of a row. place is that of placeOf for the layer, plane and head.
 //
-// hot: once per page on the prefill side.
-func Fill(dst []byte, k Key) {
-	w := k.seed()
-	for len(dst) >= block {
-		b := (*[block]byte)(dst)
-		binary.LittleEndian.PutUint64(b[0:], w)
-		binary.LittleEndian.PutUint64(b[8:], w+golden)
-		binary.LittleEndian.PutUint64(b[16:], w+golden2)
-		binary.LittleEndian.PutUint64(b[24:], w+golden3)
-		binary.LittleEndian.PutUint64(b[32:], w+golden4)
-		binary.LittleEndian.PutUint64(b[40:], w+golden5)
-		binary.LittleEndian.PutUint64(b[48:], w+golden6)
-		binary.LittleEndian.PutUint64(b[56:], w+golden7)
-		w += golden8
-		dst = dst[block:]
-	}
-	for ; len(dst) >= word; dst = dst[word:] {
-		binary.LittleEndian.PutUint64(dst, w)
-		w += golden
-	}
-	for i := range dst {
-		dst[i] = byte(w >> (8 * i))
-	}
+// hot: once per row on both sides.
+func (c *Content) row(token int, place uint64) uint64 { return mix64(c.prefix[token] ^ place) }
+
+func placeOf(layer, plane, head int) uint64 {
+	return mix64(uint64(layer)<<40 ^ uint64(plane)<<32 ^ uint64(head))
 }
 
-// Corrupt returns how many bytes of src differ from the content of k.
-//
-// hot: once per page on the decode side.
-func Corrupt(src []byte, k Key) (corrupt int) {
-	w := k.seed()
-	for len(src) >= block {
-		b := (*[block]byte)(src)
-		diff := binary.LittleEndian.Uint64(b[0:]) ^ w
-		diff |= binary.LittleEndian.Uint64(b[8:]) ^ (w + golden)
-		diff |= binary.LittleEndian.Uint64(b[16:]) ^ (w + golden2)
-		diff |= binary.LittleEndian.Uint64(b[24:]) ^ (w + golden3)
-		diff |= binary.LittleEndian.Uint64(b[32:]) ^ (w + golden4)
-		diff |= binary.LittleEndian.Uint64(b[40:]) ^ (w + golden5)
-		diff |= binary.LittleEndian.Uint64(b[48:]) ^ (w + golden6)
-		diff |= binary.LittleEndian.Uint64(b[56:]) ^ (w + golden7)
-		if diff != 0 {
-			corrupt += corruptWords(b[:], w)
+// tailPlace is the place of the tail: no layer has it.
+const tailPlace = 0x7461696c
+
+// FillTail writes what follows the last layer: a hidden state that depends on the whole prompt.
+func (c *Content) FillTail(dst []byte) { fillWords(dst, c.row(len(c.prefix)-1, tailPlace)) }
+
+// WrongTail counts the bytes in which src differs from FillTail's.
+func (c *Content) WrongTail(src []byte) int {
+	return wrongBytes(src, c.row(len(c.prefix)-1, tailPlace))
+}
+
+// Rows is where one plane of one layer of one rank lies in memory: the row of head h (counted in the rank) and token t of page p
+// begins at Base + p*Page + h*Head + t*Token of Memory.
+type Rows struct {
+	Memory            []byte
+	Base              int64
+	Page, Head, Token int64 // strides in bytes
+	PageTokens        int
+	RowBytes          int // one head of one token
+
+	Rank, Layer, Plane int
+	HeadFirst, Heads   int // the rank's heads of the model
+}
+
+// Span is tokens [First, N) of a prompt.
+type Span struct{ First, N int }
+
+// Fill writes the content of the tokens of a span. pages[k] is the page of logical page k of the prompt; those outside the span
+// are not looked at.
+func (c *Content) Fill(r Rows, pages []uint32, s Span) {
+	r.walk(pages, s, 1, func(mem []byte, token, head int) {
+		fillWords(mem, c.row(token, r.place(head)))
+	})
+}
+
+// place is placeOf of the rank's head.
+func (r *Rows) place(head int) uint64 { return placeOf(r.Layer, r.Plane, r.HeadFirst+head) }
+
+// walk calls f for each row of a span in every step-th page, in an order that is good for the memory.
+func (r *Rows) walk(pages []uint32, s Span, step int, f func(mem []byte, token, head int)) {
+	var polite yielder
+	for page := s.First / r.PageTokens; page*r.PageTokens < s.N; page += step {
+		from, to := max(s.First, page*r.PageTokens), min(s.N, (page+1)*r.PageTokens)
+		base := r.Base + int64(pages[page])*r.Page - int64(page*r.PageTokens)*r.Token
+		if r.Head > r.Token {
+			for head := range r.Heads {
+				for at, token := base+int64(head)*r.Head+int64(from)*r.Token, from; token < to; at, token = at+r.Token, token+1 {
+					f(r.Memory[at:at+int64(r.RowBytes)], token, head)
+				}
+			}
+		} else {
+			for token := from; token < to; token++ {
+				for at, head := base+int64(token)*r.Token, 0; head < r.Heads; at, head = at+r.Head, head+1 {
+					f(r.Memory[at:at+int64(r.RowBytes)], token, head)
+				}
+			}
 		}
-		w += golden8
-		src = src[block:]
+		polite.did(uint64((to - from) * r.Heads * r.RowBytes))
 	}
-	return corrupt + corruptWords(src, w)
 }
 
-// corruptWords is Corrupt word by word, from word w on.
-func corruptWords(src []byte, w uint64) (corrupt int) {
-	for ; len(src) >= word; src = src[word:] {
-		corrupt += differingBytes(binary.LittleEndian.Uint64(src) ^ w)
-		w += golden
-	}
-	for i, b := range src {
-		if b != byte(w>>(8*i)) {
-			corrupt++
+// Fault is a byte that is not what it must be.
+type Fault struct {
+	Rank, Layer, Plane, Head, Token int // Head is of the model
+	Offset                          int // in the row
+	Want, Got                       byte
+}
+
+func (f Fault) String() string {
+	return fmt.Sprintf("rank %d, layer %d, plane %d, head %d, token %d, byte %d: want %#02x, got %#02x",
+		f.Rank, f.Layer, f.Plane, f.Head, f.Token, f.Offset, f.Want, f.Got)
+}
+
+// before orders faults by layer, plane, head, token and offset, then by rank.
+func (f Fault) before(g Fault) bool {
+	a := [...]int{f.Layer, f.Plane, f.Head, f.Token, f.Offset, f.Rank}
+	b := [...]int{g.Layer, g.Plane, g.Head, g.Token, g.Offset, g.Rank}
+	for i := range a {
+		if a[i] != b[i] {
+			return a[i] < b[i]
 		}
 	}
-	return corrupt
+	return false
 }
 
-// differingBytes counts the bytes of x that are not zero.
-func differingBytes(x uint64) int {
-	x |= x >> 4
-	x |= x >> 2
-	x |= x >> 1
-	return bits.OnesCount64(x & 0x0101010101010101)
+// Verdict is the result of checking content. The zero Verdict has checked nothing.
+type Verdict struct {
+	Bytes uint64 // checked
+	Wrong uint64
+	First Fault // when Wrong is not 0: the first one by layer, plane, head, token and offset, whatever the layout
+}
+
+// Add joins the results of two checks.
+func (v *Verdict) Add(w Verdict) {
+	if w.Wrong > 0 && (v.Wrong == 0 || w.First.before(v.First)) {
+		v.First = w.First
+	}
+	v.Bytes += w.Bytes
+	v.Wrong += w.Wrong
+}
+
+// Check compares the tokens of a span with their content; arguments as those of Fill. It looks at every step-th page of the
+// span: 1 checks each byte.
+func (c *Content) Check(r Rows, pages []uint32, s Span, step int) (v Verdict) {
+	r.walk(pages, s, max(1, step), func(mem []byte, token, head int) {
+		w := c.row(token, r.place(head))
+		v.Bytes += uint64(len(mem))
+		if wrong := wrongBytes(mem, w); wrong > 0 {
+			f := Fault{Rank: r.Rank, Layer: r.Layer, Plane: r.Plane, Head: r.HeadFirst + head, Token: token}
+			f.Offset, f.Want, f.Got = firstWrong(mem, w)
+			v.Add(Verdict{Wrong: uint64(wrong), First: f})
+		}
+	})
+	return v
 }

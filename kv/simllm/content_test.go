@@ -2,120 +2,222 @@ package simllm
 
 import (
 	"bytes"
+	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 )
 
-var someKey = Key{Request: RequestKey("request-17"), Layer: 3, Plane: 1, Page: 9}
-
-func TestContentVerifiesAtEveryLength(t *testing.T) {
-	for n := range 300 {
-		b := make([]byte, n)
-		Fill(b, someKey)
-		if c := Corrupt(b, someKey); c != 0 {
-			t.Fatalf("%d bytes: %d corrupt, want 0", n, c)
-		}
-		for i := range b {
-			b[i] ^= 0x10
-			if c := Corrupt(b, someKey); c != 1 {
-				t.Fatalf("%d bytes, byte %d flipped: %d corrupt, want 1", n, i, c)
-			}
-			b[i] ^= 0x10
-		}
+// layRows lays one plane out: pages, heads and tokens in the given order ("phd": page, head, token from the slowest to the
+// fastest), with some padding after each, in memory that is not zero.
+func layRows(order string, pages, pageTokens, heads, rowBytes, padding int) Rows {
+	r := Rows{PageTokens: pageTokens, RowBytes: rowBytes, Heads: heads, Base: 3}
+	stride := int64(rowBytes)
+	for i := len(order) - 1; i >= 0; i-- {
+		n := map[byte]int{'p': pages, 'h': heads, 't': pageTokens}[order[i]]
+		*map[byte]*int64{'p': &r.Page, 'h': &r.Head, 't': &r.Token}[order[i]] = stride
+		stride = stride*int64(n) + int64(padding)
 	}
+	r.Memory = bytes.Repeat([]byte{0xa5}, int(r.Base+stride))
+	return r
 }
 
-func TestContentDiffersByKeyAndPlace(t *testing.T) {
-	const n = 32 << 10
+func someTokens(n int, seed uint64) []uint32 {
+	r := rand.New(rand.NewPCG(seed, 0))
+	tokens := make([]uint32, n)
+	for i := range tokens {
+		tokens[i] = r.Uint32N(50000)
+	}
+	return tokens
+}
+
+// slowRow is a row as the documents say, byte by byte.
+func slowRow(c *Content, layer, plane, head, token, n int) []byte {
 	b := make([]byte, n)
-	Fill(b, someKey)
-	for _, other := range []Key{
-		{someKey.Request + 1, 3, 1, 9},
-		{RequestKey("request-18"), 3, 1, 9},
-		{someKey.Request, 4, 1, 9},
-		{someKey.Request, 3, 0, 9},
-		{someKey.Request, 3, 1, 8},
-		{someKey.Request, 9, 1, 3},
-		{someKey.Request, 1, 3, 9},
-	} {
-		if c := Corrupt(b, other); c < n*9/10 {
-			t.Errorf("content of %+v under %+v: %d corrupt bytes of %d, want nearly all", someKey, other, c, n)
+	for i := range b {
+		word := mix64(c.prefix[token]^placeOf(layer, plane, head)) + uint64(i/8)*golden
+		b[i] = byte(word >> (i % 8 * 8))
+	}
+	return b
+}
+
+func TestContentIsTheSameInEachLayout(t *testing.T) {
+	const tokens, pageTokens, heads = 37, 8, 3
+	pages := []uint32{4, 0, 6, 1, 5}
+	c := NewContent("model", someTokens(tokens, 1))
+	for _, order := range []string{"pht", "pth", "hpt", "tph"} {
+		for _, rowBytes := range []int{1, 13, 64, 200} {
+			t.Run(fmt.Sprint(order, rowBytes), func(t *testing.T) {
+				r := layRows(order, 7, pageTokens, heads, rowBytes, 5)
+				r.Layer, r.Plane, r.HeadFirst = 9, 1, 6
+				before := bytes.Clone(r.Memory)
+				s := Span{First: 5, N: tokens - 1}
+				c.Fill(r, pages, s)
+				for token := range tokens {
+					for head := range heads {
+						at := r.Base + int64(pages[token/pageTokens])*r.Page + int64(head)*r.Head + int64(token%pageTokens)*r.Token
+						want := before[at : at+int64(rowBytes)]
+						if token >= s.First && token < s.N {
+							want = slowRow(c, 9, 1, 6+head, token, rowBytes)
+						}
+						if got := r.Memory[at : at+int64(rowBytes)]; !bytes.Equal(got, want) {
+							t.Fatalf("token %d, head %d: got %x, want %x", token, head, got, want)
+						}
+						copy(before[at:], r.Memory[at:at+int64(rowBytes)])
+					}
+				}
+				if !bytes.Equal(before, r.Memory) {
+					t.Error("bytes outside the rows were written")
+				}
+				if v := c.Check(r, pages, s, 1); v != (Verdict{Bytes: uint64((s.N - s.First) * heads * rowBytes)}) {
+					t.Errorf("got %+v, want all checked and nothing wrong", v)
+				}
+			})
 		}
-	}
-	if c := Corrupt(make([]byte, n), someKey); c < n*9/10 {
-		t.Errorf("zeros: %d corrupt bytes of %d, want nearly all", c, n)
-	}
-	for _, shift := range []int{1, 8, 64, 4096} {
-		// Words at a distance that is a multiple of 256 have the same lowest byte.
-		if c := Corrupt(append(bytes.Clone(b[shift:]), b[:shift]...), someKey); c < n*8/10 {
-			t.Errorf("shifted by %d: %d corrupt bytes of %d, want most", shift, c, n)
-		}
-	}
-	swapped := bytes.Clone(b)
-	copy(swapped[64:128], b[128:192])
-	if c := Corrupt(swapped, someKey); c < 50 || c > 64 {
-		t.Errorf("64 bytes from another offset: %d corrupt, want about 64", c)
 	}
 }
 
-func TestRequestKeyUsesAllOfTheID(t *testing.T) {
-	seen := map[uint64]string{}
-	for _, id := range []string{"", "a", "b", "aa", "a\x00", "12345678", "12345679", "123456781", "1234567812345678", "1234567912345678", "1234567812345679"} {
-		k := RequestKey(id)
-		if other, ok := seen[k]; ok {
-			t.Errorf("ids %q and %q have one key", id, other)
+// TestCheckNamesFirstWrongByte whatever the layout, and counts all.
+func TestCheckNamesFirstWrongByte(t *testing.T) {
+	const rowBytes = 72
+	pages := []uint32{1, 2, 0}
+	c := NewContent("model", someTokens(12, 1))
+	for _, order := range []string{"pht", "pth"} {
+		r := layRows(order, 3, 4, 4, rowBytes, 0)
+		r.Rank, r.Layer, r.Plane, r.HeadFirst = 2, 7, 1, 8
+		c.Fill(r, pages, Span{0, 12})
+		row := func(token, head int) []byte {
+			at := r.Base + int64(pages[token/4])*r.Page + int64(head)*r.Head + int64(token%4)*r.Token
+			return r.Memory[at : at+rowBytes]
 		}
-		seen[k] = id
+		row(2, 3)[1] ^= 1
+		row(9, 1)[70] ^= 0x80
+		row(9, 1)[71] ^= 0xff
+		want := Fault{Rank: 2, Layer: 7, Plane: 1, Head: 9, Token: 9, Offset: 70, Got: row(9, 1)[70], Want: row(9, 1)[70] ^ 0x80}
+		v := c.Check(r, pages, Span{0, 12}, 1)
+		if v.Wrong != 3 || v.First != want {
+			t.Errorf("%s: got %+v, want 3 wrong bytes, the first %+v", order, v, want)
+		}
+		if text := v.First.String(); !strings.Contains(text, "layer 7, plane 1, head 9, token 9, byte 70: want 0x") {
+			t.Errorf("got %q", text)
+		}
+		if v := c.Check(r, pages, Span{4, 8}, 1); v.Wrong != 0 {
+			t.Errorf("%s: got %+v for tokens that are right", order, v)
+		}
+		if v := c.Check(r, pages, Span{0, 12}, 2); v.Wrong != 3 || v.Bytes != 8*4*rowBytes {
+			t.Errorf("%s: got %+v, want pages 0 and 2 checked", order, v)
+		}
 	}
 }
 
-func TestDifferingBytes(t *testing.T) {
-	r := rand.New(rand.NewPCG(1, 2))
-	for range 10000 {
-		x := r.Uint64()
-		for range r.IntN(9) {
-			x &^= 0xff << (8 * r.IntN(8))
+func TestVerdictsAreJoined(t *testing.T) {
+	a := Verdict{Bytes: 10, Wrong: 1, First: Fault{Layer: 2, Head: 1}}
+	b := Verdict{Bytes: 5, Wrong: 2, First: Fault{Layer: 1, Head: 3}}
+	for _, order := range [][]Verdict{{a, b, {Bytes: 7}}, {{Bytes: 7}, b, a}} {
+		var v Verdict
+		for _, w := range order {
+			v.Add(w)
 		}
-		want := 0
-		for y := x; y != 0; y >>= 8 {
-			if y&0xff != 0 {
-				want++
+		if v != (Verdict{Bytes: 22, Wrong: 3, First: b.First}) {
+			t.Errorf("got %+v", v)
+		}
+	}
+}
+
+// TestContentDependsOnAll that can be confused: whatever differs, nearly all bytes do.
+func TestContentDependsOnAll(t *testing.T) {
+	const n = 4 * 16 * 128
+	tokens := someTokens(64, 1)
+	pages := []uint32{0, 1, 2, 3}
+	r := layRows("pht", 4, 16, 1, 128, 0)
+	r.Layer, r.Plane, r.HeadFirst = 3, 1, 5
+	NewContent("model", tokens).Fill(r, pages, Span{0, 64})
+	wrong := func(name string, want float64, c *Content, r Rows, pages []uint32, s Span) {
+		t.Helper()
+		v := c.Check(r, pages, s, 1)
+		if share := float64(v.Wrong) / n; share < want*0.98 || share > want {
+			t.Errorf("%s: %.3f of the bytes are wrong, want %.3f", name, share, want)
+		}
+	}
+	all, same := Span{0, 64}, NewContent("model", tokens)
+	wrong("nothing", 0, same, r, pages, all)
+	wrong("model", 1, NewContent("model2", tokens), r, pages, all)
+	wrong("prompt", 1, NewContent("model", someTokens(64, 2)), r, pages, all)
+	wrong("swapped pages", 0.5, same, r, []uint32{0, 2, 1, 3}, all)
+	for _, k := range []int{0, 31, 63} {
+		changed := append([]uint32(nil), tokens...)
+		changed[k]++
+		wrong(fmt.Sprintf("token %d", k), float64(64-k)/64, NewContent("model", changed), r, pages, all)
+	}
+	other := r
+	other.Layer = 4
+	wrong("layer", 1, same, other, pages, all)
+	other = r
+	other.Plane = 0
+	wrong("plane", 1, same, other, pages, all)
+	other = r
+	other.HeadFirst = 6
+	wrong("head", 1, same, other, pages, all)
+	other = r
+	other.Base += 128
+	wrong("shifted by a token", 63./64, same, other, pages, Span{0, 63})
+	other.Base = r.Base
+	other.Memory = make([]byte, len(r.Memory))
+	wrong("zeros", 1, same, other, pages, all)
+}
+
+func TestTailDependsOnThePrompt(t *testing.T) {
+	tokens := someTokens(9, 1)
+	c := NewContent("model", tokens)
+	tail := make([]byte, 100)
+	c.FillTail(tail)
+	if w := c.WrongTail(tail); w != 0 {
+		t.Errorf("%d bytes wrong, want 0", w)
+	}
+	tokens[0]++
+	if w := NewContent("model", tokens).WrongTail(tail); w < 90 {
+		t.Errorf("another prompt: %d bytes wrong, want nearly 100", w)
+	}
+}
+
+func benchmarkRows(b *testing.B, f func(c *Content, r Rows, pages []uint32, s Span)) {
+	const tokens, pageTokens = 4096, 128
+	for _, c := range []struct {
+		name, order     string
+		heads, rowBytes int
+	}{{"mini-HND", "pht", 2, 128}, {"mini-NHD", "pth", 2, 128}, {"gqa-HND", "pht", 8, 256}, {"mla", "pth", 1, 1152}} {
+		b.Run(c.name, func(b *testing.B) {
+			r := layRows(c.order, tokens/pageTokens, pageTokens, c.heads, c.rowBytes, 0)
+			pages := make([]uint32, tokens/pageTokens)
+			for i := range pages {
+				pages[i] = uint32(i)
 			}
-		}
-		if got := differingBytes(x); got != want {
-			t.Fatalf("differingBytes(%#x) is %d, want %d", x, got, want)
-		}
+			content := NewContent("model", someTokens(tokens, 1))
+			content.Fill(r, pages, Span{0, tokens})
+			b.SetBytes(int64(tokens * c.heads * c.rowBytes))
+			for b.Loop() {
+				f(content, r, pages, Span{0, tokens})
+			}
+		})
 	}
 }
 
-func TestContentDoesNotAllocate(t *testing.T) {
-	b := make([]byte, 4096)
-	if n := testing.AllocsPerRun(100, func() { Fill(b, someKey); Corrupt(b, someKey) }); n != 0 {
-		t.Errorf("%v allocations, want 0", n)
-	}
+func BenchmarkContentFill(b *testing.B) {
+	benchmarkRows(b, func(c *Content, r Rows, pages []uint32, s Span) { c.Fill(r, pages, s) })
 }
 
-// The benchmarks walk over 64 MiB, more than the caches hold, in pages of 32 KiB, as Prefill and Decode do.
-func benchmarkContent(b *testing.B, f func([]byte, Key)) {
-	const page = 32 << 10
-	all := make([]byte, 64<<20)
-	for i := range len(all) / page {
-		Fill(all[i*page:][:page], Key{Request: 1, Page: i})
-	}
-	b.SetBytes(page)
-	i := 0
-	for b.Loop() {
-		f(all[i*page:][:page], Key{Request: 1, Page: i})
-		i = (i + 1) % (len(all) / page)
-	}
-}
-
-func BenchmarkFill(b *testing.B) { benchmarkContent(b, Fill) }
-
-func BenchmarkCorrupt(b *testing.B) {
-	benchmarkContent(b, func(p []byte, k Key) {
-		if Corrupt(p, k) != 0 {
-			b.Fatal("corrupt")
+func BenchmarkContentCheck(b *testing.B) {
+	benchmarkRows(b, func(c *Content, r Rows, pages []uint32, s Span) {
+		if v := c.Check(r, pages, s, 1); v.Wrong != 0 {
+			b.Fatal(v)
 		}
 	})
+}
+
+func BenchmarkNewContent(b *testing.B) {
+	tokens := someTokens(16384, 1)
+	b.SetBytes(int64(4 * len(tokens)))
+	for b.Loop() {
+		NewContent("model", tokens)
+	}
 }

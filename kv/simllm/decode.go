@@ -4,114 +4,260 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/kv"
+	"github.com/hawser-project/hawser/kv/pool"
+	"github.com/hawser-project/hawser/kv/proto"
 	"github.com/hawser-project/hawser/kv/trace"
 )
 
-// Decode replays requests against one prefiller. It returns when all have ended, or when ctx ends: then it cancels what
-// runs, and the error is ctx's. The report is valid in both cases. Requests that fail are no error; they are in the report.
-func Decode(ctx context.Context, eng *hawser.Engine, cfg DecodeConfig) (Report, error) {
-	cfg, err := cfg.withDefaults()
-	if err != nil {
-		return Report{}, fmt.Errorf("simllm: %w", err)
+// DecodeConfig is what NewDecoder needs. Shape and Requests are required, the rest has defaults.
+type DecodeConfig struct {
+	Shape     Shape
+	Name      string          // of the instance; "decode" when empty
+	From      []string        // addresses of prefillers (hawser.Engine.Addr); SetSources changes them
+	Requests  []trace.Request // sorted by Arrival, as trace.Read and trace.Generate return them
+	Origin    time.Duration   // of the trace: requests arrive at Begin + (Arrival-Origin)/Speed
+	Speed     float64         // divides arrival times and token times, not layer times; 1 when 0
+	TokenTime time.Duration   // decode time of one output token, for which the pages stay held; DefaultTokenTime when 0
+	Duration  time.Duration   // arrivals end after this wall time, running requests finish; no end when 0
+	Cancel    float64         // share of requests, 0 .. 1, that are cancelled at a random time
+	CancelN   int             // this many requests are cancelled for certain, soon after they were sent
+	Seed      uint64          // of all chance
+	Verify    Verify          // VerifyAll when empty
+	Digests   bool            // compare digests with the prefillers, which must send them
+	Deadline  time.Duration   // of one request from arrival to Ready; DefaultDeadline when 0
+	Log       *slog.Logger    // discarded when nil
+
+	// Observe sees what happens, with a lock held: it must not block. nil is allowed.
+	Observe func(proto.Note)
+	// Fetched tells the number by which notes know a request. nil is allowed.
+	Fetched func(n proto.Request, id string, r trace.Request)
+	// Ready is told of each request that became ready, before its content is checked. nil is allowed.
+	Ready func(id string, r kv.Result)
+	// Progress is called about twice a second, on a goroutine of its own; nil is allowed.
+	Progress func(DecodeProgress)
+}
+
+// Verify says how much of the content a Decoder checks.
+type Verify string
+
+// The values of Verify.
+const (
+	VerifyAll    Verify = "all"    // every byte
+	VerifySample Verify = "sample" // every sampleEvery-th page
+	VerifyOff    Verify = "off"    // nothing; VerifiedRequests stays 0
+)
+
+const (
+	// DefaultTokenTime is the decode time of one token.
+	DefaultTokenTime = 10 * time.Millisecond
+	// DefaultDeadline is generous: a replay above the speed of the machine queues, and that is a result, not a failure.
+	DefaultDeadline = 10 * time.Minute
+	// sampleEvery keeps the cost of VerifySample below a tenth of the transfer.
+	sampleEvery = 16
+)
+
+// DecodeProgress is a snapshot of a running Decoder.
+type DecodeProgress struct {
+	Total, Arrived, Done, Failed, Cancelled int
+	Running                                 int // fetching or decoding
+	Pool                                    pool.Counts
+	Bytes                                   uint64 // landed so far
+	CorruptBytes                            uint64
+	Elapsed                                 time.Duration
+}
+
+func (c DecodeConfig) withDefaults() (DecodeConfig, error) {
+	if c.Name == "" {
+		c.Name = "decode"
 	}
-	mem, err := newCache(eng, cfg.Geometry, cfg.Pool, cfg.Seed)
-	if err != nil {
-		return Report{}, fmt.Errorf("simllm: decode: %w", err)
+	if c.Speed == 0 {
+		c.Speed = 1
 	}
-	d, err := kv.NewDecoder(eng, kv.DecoderConfig{
-		Geometry: cfg.Geometry, Views: mem.views, Pool: mem.pool,
-		Queue: len(cfg.Requests), Deadline: cfg.Deadline, Log: cfg.Log,
-	})
-	if err != nil {
-		return Report{}, fmt.Errorf("simllm: %w", errors.Join(err, mem.region.Close()))
+	if c.TokenTime == 0 {
+		c.TokenTime = DefaultTokenTime
 	}
-	r := &replay{cfg: cfg, mem: mem, d: d, run: strconv.FormatUint(rand.Uint64(), 36), life: firstLife}
-	r.report = Report{Geometry: cfg.Geometry.Fingerprint, Verify: string(cfg.Verify), PoolBytes: cfg.Pool, Causes: map[string]int{}}
-	unsubscribe := eng.OnPeer(r.peerEvent)
-	err = d.Warm(ctx, cfg.From)
-	if err == nil {
-		err = r.all(ctx)
+	if c.Deadline == 0 {
+		c.Deadline = DefaultDeadline
 	}
-	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
-	defer cancel()
-	closed := d.Close(closing)
-	unsubscribe()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.report.QuarantinedPages = d.Stats().Quarantined
-	r.report.LeakedPages = mem.pool.Pages() - mem.pool.Free() - r.report.QuarantinedPages
-	r.summarize()
-	if closed == nil {
-		closed = mem.region.Close()
+	if c.Verify == "" {
+		c.Verify = VerifyAll
 	}
-	return r.report, errors.Join(err, closed)
+	if c.Shape.Pool == 0 {
+		c.Shape.Pool = DefaultPool
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	var faults []error
+	fault := func(bad bool, format string, args ...any) {
+		if bad {
+			faults = append(faults, fmt.Errorf("decode: "+format, args...))
+		}
+	}
+	fault(len(c.Requests) == 0, "no requests")
+	fault(!(c.Speed > 0), "speed is %v, want more than 0", c.Speed)
+	fault(c.TokenTime < 0, "token time is %v, want 0 or more", c.TokenTime)
+	fault(!(c.Cancel >= 0 && c.Cancel <= 1), "cancelled share is %v, want 0 .. 1", c.Cancel)
+	fault(c.Verify != VerifyAll && c.Verify != VerifySample && c.Verify != VerifyOff,
+		"verify is %q, want all, sample or off", c.Verify)
+	if _, _, err := c.Shape.Pages(); err != nil {
+		faults = append(faults, fmt.Errorf("decode: %w", err))
+	}
+	return c, errors.Join(faults...)
+}
+
+// Decoder replays requests against prefillers.
+type Decoder struct {
+	cfg     DecodeConfig
+	mem     *memory
+	kv      *kv.Decoder
+	run     string // random, so that request ids of two runs differ
+	sources sources
+	deaf    func() // ends peerEvent
+	warming sync.WaitGroup
+	cooling context.CancelFunc // ends warming
+	warm    context.Context    // of the goroutines of SetSources
+	drain   chan struct{}      // closed by Drain
+	once    sync.Once
+	ended   chan struct{} // closed when Run has no request left
+	start   time.Time
+
+	verifying sync.Mutex // held while a request is checked
+
+	mu      sync.Mutex // guards the rest
+	tally   Tally
+	retried map[proto.Request]struct{}
+	times   times
+	running int
+	life    time.Duration // moving average from arrival to ready
+	claimed int           // of CancelN
 }
 
 // firstLife is the guess at how long a request lives before one has ended.
 const firstLife = 20 * time.Millisecond
 
-// replay is one run of Decode.
-type replay struct {
-	cfg   DecodeConfig
-	mem   *cache
-	d     *kv.Decoder
-	run   string // random, so that request ids of two runs differ and with them their content
-	start time.Time
+// NewDecoder makes a decoder and connects to the prefillers. Run replays, and takes everything down.
+func NewDecoder(eng *hawser.Engine, cfg DecodeConfig) (*Decoder, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("simllm: %w", err)
+	}
+	const tails = 256
+	mem, err := newMemory(eng, cfg.Shape, tails, cfg.Seed)
+	if err != nil {
+		return nil, fmt.Errorf("simllm: decode: %w", err)
+	}
+	d := &Decoder{
+		cfg: cfg, mem: mem, run: strconv.FormatUint(rand.Uint64(), 36), life: firstLife, retried: map[proto.Request]struct{}{}, times: newTimes(),
+		drain: make(chan struct{}), ended: make(chan struct{}),
+	}
+	d.warm, d.cooling = context.WithCancel(context.Background())
+	d.tally = Tally{Geometry: cfg.Shape.Model.Name, Verify: cfg.Verify, PoolBytes: cfg.Shape.Pool, Causes: map[string]int{}}
+	d.kv, err = kv.NewDecoder(eng, kv.DecoderConfig{
+		Instance: cfg.Name, Topology: mem.topology(), Regions: mem.regions, Pools: []*pool.Pool{mem.pool}, Tails: mem.tails, TailBytes: tailBytes,
+		Verify: cfg.Digests, Queue: len(cfg.Requests), Deadline: cfg.Deadline, Observer: d.note, Log: cfg.Log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("simllm: %w", errors.Join(err, mem.close()))
+	}
+	d.deaf = eng.OnPeer(d.peerEvent)
+	d.sources.set(cfg.From)
+	return d, nil
+}
 
-	verifying sync.Mutex // held while a request is checked
+// Warm connects to the prefillers of the config, all at once. It is an error when none of them can be used.
+func (d *Decoder) Warm(ctx context.Context) error {
+	errs := make([]error, len(d.cfg.From))
+	var wg sync.WaitGroup
+	for i, addr := range d.cfg.From {
+		wg.Go(func() {
+			if errs[i] = d.kv.Warm(ctx, addr); errs[i] != nil {
+				d.cfg.Log.Warn("prefiller cannot be used yet", "err", errs[i])
+			}
+		})
+	}
+	wg.Wait()
+	if slices.Contains(errs, nil) {
+		return nil
+	}
+	return errors.Join(errs...)
+}
 
-	mu       sync.Mutex // guards the rest
-	report   Report
-	running  int
-	life     time.Duration // moving average from arrival to ready
-	ttft     []float64     // ms
-	queue    []float64     // ms
-	compute  []float64     // ms
-	exposed  []float64     // us
-	cancels  []float64     // ms
-	claimed  int           // of CancelN
-	layers   int
-	late     int
-	lastStop time.Time
+// SetSources replaces the list of prefillers. Requests that run keep those that they know.
+func (d *Decoder) SetSources(addrs []string) {
+	for _, addr := range d.sources.set(addrs) {
+		d.warming.Go(func() {
+			if err := d.kv.Warm(d.warm, addr); err != nil && d.warm.Err() == nil {
+				d.cfg.Log.Warn("prefiller cannot be used yet", "err", err)
+			}
+		})
+	}
+}
+
+// Run lets the requests arrive and returns when all have ended, or when ctx ends: then it cancels what runs, and the error is ctx's. The
+// tally is valid in both cases. Requests that fail are no error; they are in the tally. Begin is when requests may arrive; zero: now.
+func (d *Decoder) Run(ctx context.Context, begin time.Time) (*Tally, error) {
+	if begin.IsZero() {
+		begin = time.Now()
+	}
+	err := d.all(ctx, begin)
+	close(d.ended)
+	d.cooling()
+	d.warming.Wait()
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
+	defer cancel()
+	closed := d.kv.Close(closing)
+	d.deaf()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.tally.Leaked, d.tally.Stuck = d.mem.held()
+	d.tally.Retried = len(d.retried)
+	if closed == nil {
+		closed = d.mem.close()
+	}
+	return &d.tally, errors.Join(err, closed)
 }
 
 // all lets the requests arrive and waits until they have ended.
-func (r *replay) all(ctx context.Context) error {
+func (d *Decoder) all(ctx context.Context, begin time.Time) error {
 	var wg, watch sync.WaitGroup
 	watching, stop := context.WithCancel(ctx)
-	r.start = time.Now()
-	r.lastStop = r.start
-	if r.cfg.Progress != nil {
-		watch.Go(func() { every(watching, progressGap, func() { r.cfg.Progress(r.progress()) }) })
+	d.mu.Lock()
+	d.start = begin
+	d.tally.Began, d.tally.Ended = begin.UnixNano(), begin.UnixNano()
+	d.mu.Unlock()
+	if d.cfg.Progress != nil {
+		watch.Go(func() { every(watching, progressGap, func() { d.cfg.Progress(d.Progress()) }) })
 	}
 	arrivals, endArrivals := context.WithCancel(ctx)
-	if r.cfg.Duration > 0 {
-		arrivals, endArrivals = context.WithTimeout(ctx, r.cfg.Duration)
+	if d.cfg.Duration > 0 {
+		arrivals, endArrivals = context.WithDeadline(ctx, begin.Add(d.cfg.Duration))
 	}
-	first := r.cfg.Requests[0].Arrival
-	for i, q := range r.cfg.Requests {
-		due := r.start.Add(time.Duration(float64(q.Arrival-first) / r.cfg.Speed))
+	watch.Go(func() {
+		select {
+		case <-d.drain:
+			endArrivals()
+		case <-watching.Done():
+		}
+	})
+	for i, q := range d.cfg.Requests {
+		due := begin.Add(time.Duration(float64(q.Arrival-d.cfg.Origin) / d.cfg.Speed))
 		if !sleep(arrivals, time.Until(due)) {
 			break
 		}
-		r.mu.Lock()
-		r.report.Requests++
-		r.running++
-		r.mu.Unlock()
+		d.arrived()
 		wg.Go(func() {
-			r.one(ctx, i, q, due)
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.running--
-			r.lastStop = time.Now()
+			d.one(ctx, i, q, due)
+			d.left()
 		})
 	}
 	endArrivals()
@@ -119,6 +265,20 @@ func (r *replay) all(ctx context.Context) error {
 	stop()
 	watch.Wait()
 	return context.Cause(ctx)
+}
+
+func (d *Decoder) arrived() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.tally.Requests++
+	d.running++
+}
+
+func (d *Decoder) left() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.running--
+	d.tally.Ended = time.Now().UnixNano()
 }
 
 // sleep waits for d and reports true, or false when ctx has ended.
@@ -136,202 +296,74 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// one is the life of one request.
-func (r *replay) one(ctx context.Context, i int, q trace.Request, due time.Time) {
-	chance := rand.New(rand.NewPCG(r.cfg.Seed, uint64(i)))
-	id := fmt.Sprintf("%s-%d", r.run, i)
-	p, err := r.d.Fetch(ctx, kv.FetchRequest{ID: id, Tokens: q.Input, From: r.cfg.From})
-	if err != nil {
-		r.failed(err)
-		return
+// Progress returns a snapshot.
+func (d *Decoder) Progress() DecodeProgress {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return DecodeProgress{
+		Total: len(d.cfg.Requests), Arrived: d.tally.Requests, Done: d.tally.Done, Failed: d.tally.Failed, Cancelled: d.tally.Cancelled,
+		Running: d.running, Pool: d.mem.pool.Counts(), Bytes: d.tally.Bytes, CorruptBytes: d.tally.Corrupt, Elapsed: time.Since(d.start),
 	}
-	var cancelled atomic.Pointer[time.Time] // by us
-	drawn, at, claimed := chance.Float64() < r.cfg.Cancel, r.someTime(chance), r.claimCancel()
-	if claimed {
-		at = soon
-	}
-	if drawn || claimed {
-		timer := time.AfterFunc(at, func() {
-			now := time.Now()
-			cancelled.Store(&now)
-			p.Cancel("replay cancels some")
-		})
-		defer timer.Stop()
-	}
-	result, err := p.Wait(ctx)
-	if err != nil {
-		select {
-		case <-p.Quiesced():
-			if at := cancelled.Load(); at != nil && errors.Is(err, kv.ErrCancelled) {
-				r.cancelled(time.Since(*at))
-				return
-			}
-		case <-ctx.Done():
-		}
-		r.failed(err)
-		return
-	}
-	defer result.Release()
-	if claimed {
-		r.returnCancel()
-	}
-	r.ready(ctx, id, q, due, result)
 }
 
-// soon is a fraction of the compute time of any prompt worth cancelling.
-const soon = time.Millisecond
+// Stats returns a snapshot.
+func (d *Decoder) Stats() proto.DecoderStats { return d.kv.Stats() }
 
-// claimCancel makes a request one of CancelN; returnCancel gives that to a later request, because this one was ready too soon.
-func (r *replay) claimCancel() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.claimed == r.cfg.CancelN {
+// Health is of this process: it never depends on a peer.
+func (d *Decoder) Health() proto.Health { return d.kv.Health() }
+
+// Requests calls f for every request that is not over.
+func (d *Decoder) Requests(f func(proto.AttemptInfo)) { d.kv.Requests(f) }
+
+// Cancel cancels all requests with an id and reports how many there were.
+func (d *Decoder) Cancel(id, reason string) int { return d.kv.CancelID(id, reason) }
+
+// Drain lets no more requests arrive and waits until those that run have ended; then Run ends.
+func (d *Decoder) Drain(ctx context.Context) error {
+	d.once.Do(func() { close(d.drain) })
+	select {
+	case <-d.ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("drain: %w: %d requests run: %w", hawser.ErrBusy, d.Progress().Running, context.Cause(ctx))
+	}
+}
+
+// Draining reports whether Drain was called.
+func (d *Decoder) Draining() bool {
+	select {
+	case <-d.drain:
+		return true
+	default:
 		return false
 	}
-	r.claimed++
-	return true
 }
 
-func (r *replay) returnCancel() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.claimed--
-}
-
-// someTime is a random time in the life of a request: some end before it, and are not cancelled.
-func (r *replay) someTime(chance *rand.Rand) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return time.Duration(1.25 * chance.Float64() * float64(r.life))
-}
-
-// timingLimit is how long a request waits for the prefiller's timing, which has normally come before.
-const timingLimit = 200 * time.Millisecond
-
-// ready checks a request whose cache is here, and decodes it: holds its pages for as long as its output takes.
-func (r *replay) ready(ctx context.Context, id string, q trace.Request, due time.Time, result kv.Result) {
-	decodeEnd := result.Stats.Ready.Add(time.Duration(float64(q.Output) * float64(r.cfg.TokenTime) / r.cfg.Speed))
-	corrupt := r.verify(id, result)
-	timed, cancel := context.WithTimeout(ctx, timingLimit)
-	timing, err := result.Timing(timed)
-	cancel()
-
-	r.mu.Lock()
-	total := result.Stats.Ready.Sub(due)
-	r.life += (total - r.life) / 8
-	r.ttft = append(r.ttft, ms(total))
-	if err == nil {
-		r.layers += timing.Layers
-		r.late += timing.Late
-	}
-	if err == nil && timing.SameHost {
-		r.queue = append(r.queue, ms(timing.Begun.Sub(due)))
-		r.compute = append(r.compute, ms(timing.Computed.Sub(timing.Begun)))
-		r.exposed = append(r.exposed, 1e3*ms(result.Stats.Ready.Sub(timing.Computed)))
-	}
-	r.report.Bytes += result.Stats.Bytes
-	r.report.CorruptBytes += uint64(corrupt)
-	switch {
-	case corrupt > 0:
-		r.report.Failed++
-		r.report.Causes["corrupt"]++
-	case r.cfg.Verify != VerifyOff:
-		r.report.VerifiedRequests++
-		r.report.Done++
-	default:
-		r.report.Done++
-	}
-	r.mu.Unlock()
-	sleep(ctx, time.Until(decodeEnd))
-}
-
-// verify returns the number of wrong bytes.
-func (r *replay) verify(id string, result kv.Result) (corrupt int) {
-	step := 1
-	switch r.cfg.Verify {
-	case VerifyOff:
-		return 0
-	case VerifySample:
-		step = sampleEvery
-	}
-	// One at a time: checking must not take the processors from those who move bytes.
-	r.verifying.Lock()
-	defer r.verifying.Unlock()
-	key, planes := RequestKey(id), r.cfg.Geometry.Group.Planes
-	var polite yielder
-	for view := range r.mem.views {
-		for page := 0; page < len(result.Pages); page += step {
-			corrupt += Corrupt(r.mem.page(view, result.Pages[page]), Key{key, view / planes, view % planes, page})
-			polite.did(r.mem.size)
-		}
-	}
-	return corrupt
-}
-
-func (r *replay) cancelled(after time.Duration) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.report.Cancelled++
-	r.cancels = append(r.cancels, ms(after))
-}
-
-func (r *replay) failed(err error) {
-	r.cfg.Log.Warn("request failed", "err", err)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.report.Failed++
-	r.report.Causes[cause(err)]++
-}
-
-// cause is a short name of an error, for counting.
-func cause(err error) string {
-	var rejected *kv.RejectedError
-	var failed *kv.FailedError
-	switch {
-	case errors.As(err, &rejected):
-		return "rejected: " + rejected.Code.String()
-	case errors.As(err, &failed):
-		return "failed there: " + failed.Code.String()
-	}
-	for _, c := range []struct {
-		err  error
-		name string
-	}{
-		{hawser.ErrPeerDown, "peer down"},
-		{kv.ErrStalled, "stalled"},
-		{kv.ErrDeadline, "deadline"},
-		{kv.ErrProtocol, "protocol"},
-		{kv.ErrCancelled, "interrupted"},
-		{hawser.ErrUnfenced, "unfenced"},
-		{hawser.ErrLimit, "limit"},
-		{hawser.ErrClosed, "closed"},
-	} {
-		if errors.Is(err, c.err) {
-			return c.name
-		}
-	}
-	return "other"
-}
-
-func (r *replay) peerEvent(e hawser.PeerEvent) {
+func (d *Decoder) peerEvent(e hawser.PeerEvent) {
 	if e.Kind != hawser.PeerDown {
 		return
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	down := PeerDown{Peer: e.Peer.String(), At: time.Now().UnixNano()}
+	down := PeerDown{Peer: e.Peer.Name(), At: time.Now().UnixNano()}
 	if e.Cause != nil {
 		down.Cause = e.Cause.Error()
 	}
-	r.report.PeerDowns = append(r.report.PeerDowns, down)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.tally.PeerDowns = append(d.tally.PeerDowns, down)
 }
 
-func (r *replay) progress() DecodeProgress {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return DecodeProgress{
-		Total: len(r.cfg.Requests), Arrived: r.report.Requests, Done: r.report.Done, Failed: r.report.Failed, Cancelled: r.report.Cancelled,
-		Running: r.running, PagesFree: r.mem.pool.Free(), Pages: r.mem.pool.Pages(),
-		Bytes: r.report.Bytes, CorruptBytes: r.report.CorruptBytes, Elapsed: time.Since(r.start),
+// note is called by kv, with its lock held.
+func (d *Decoder) note(n proto.Note) {
+	d.mu.Lock()
+	switch n.Kind {
+	case proto.NoteReserve:
+		d.tally.Attempts++
+	case proto.NoteRetry:
+		d.retried[n.Request] = struct{}{}
+	}
+	d.times.note(n, time.Now)
+	d.mu.Unlock()
+	if d.cfg.Observe != nil {
+		d.cfg.Observe(n)
 	}
 }

@@ -1,12 +1,13 @@
 // Package simllm is an inference engine without a model: it takes as long as one, and moves as many bytes as one.
 //
-// [Prefill] serves prompts: it schedules passes of at most 16,384 tokens, lets each layer take the time that a [LayerTime] says,
-// fills the layer's pages with content that only this request, layer and page have, and hands them to kv. [Decode] replays
-// a trace against it: requests arrive at their time, fetch their cache, check every byte, and hold their pages as long as
-// the output would take to decode.
+// [Engine] is the engine: a scheduler of passes of at most 16,384 tokens, a prefix cache, layers that take the time that a [LayerTime]
+// says, and pages filled with content that can be checked. A [Prefiller] serves prompts with it, through package kv. A [Decoder]
+// replays a trace against prefillers: requests arrive at their time, fetch what the own prefix cache lacks, check every byte, and hold
+// their pages as long as the output would take to decode.
 //
-//	report, err := simllm.Decode(ctx, eng, simllm.DecodeConfig{Geometry: g, From: addr, Requests: trace.Generate(trace.Config{Requests: 500})})
-//	fmt.Println(report.VerifiedRequests, report.CorruptBytes)
+//	d, err := simllm.NewDecoder(eng, simllm.DecodeConfig{Shape: shape, From: addrs, Requests: trace.Generate(trace.Config{Requests: 500})})
+//	tally, err := d.Run(ctx)
+//	fmt.Println(tally.Report().VerifiedRequests, tally.Report().CorruptBytes)
 //
-// Both own what they make (memory, pool, goroutines) until they return; the engine is the caller's.
+// Both own what they make (memory, pool, goroutines) until Run returns; the engine is the caller's.
 package simllm

@@ -6,8 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/hawser-project/hawser/kv"
 )
 
 // LayerTime is the compute time of one layer for c new tokens on s that came before: A + B*c + G*c*(s + c/2), in
@@ -21,9 +19,9 @@ var fitted = LayerTime{A: 0.593, B: 3.61e-4, G: 2.60e-8}
 // to the bytes that it makes.
 const miniShare = 0.1
 
-// DefaultLayerTime is the fitted time, a tenth of it for geometry mini.
-func DefaultLayerTime(g kv.Geometry) LayerTime {
-	if g.Fingerprint == "mini" || strings.HasPrefix(g.Fingerprint, "mini/") {
+// DefaultLayerTime is the fitted time, a tenth of it for geometry mini, whatever part of its layers it keeps.
+func DefaultLayerTime(fingerprint string) LayerTime {
+	if fingerprint == "mini" || strings.HasPrefix(fingerprint, "mini/") {
 		return LayerTime{fitted.A * miniShare, fitted.B * miniShare, fitted.G * miniShare}
 	}
 	return fitted

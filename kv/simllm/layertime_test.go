@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/hawser-project/hawser/kv"
 )
 
 // TestLayerTimeFitsPublishedTimes holds the fit to the times that it was made from: the mean over the chunks of a prompt.
@@ -67,23 +65,14 @@ func TestParseLayerTime(t *testing.T) {
 }
 
 func TestMiniTakesATenth(t *testing.T) {
-	mini, err := kv.BuiltinGeometry("mini")
-	if err != nil {
-		t.Fatal(err)
-	}
-	half, err := mini.Scale(0.5)
-	if err != nil {
-		t.Fatal(err)
-	}
-	big, err := kv.BuiltinGeometry("qwen3-8b")
-	if err != nil {
-		t.Fatal(err)
-	}
 	k := chunk{16384, 4096}
-	full := DefaultLayerTime(big).pass(k)
-	for _, g := range []kv.Geometry{mini, half} {
-		if got := DefaultLayerTime(g).pass(k); got < full/10-2 || got > full/10+2 {
-			t.Errorf("%s: %v, want a tenth of %v", g.Fingerprint, got, full)
+	full := DefaultLayerTime("qwen3-8b").pass(k)
+	for _, name := range []string{"mini", "mini/4-of-8-layers"} {
+		if got := DefaultLayerTime(name).pass(k); got < full/10-2 || got > full/10+2 {
+			t.Errorf("%s: %v, want a tenth of %v", name, got, full)
 		}
+	}
+	if DefaultLayerTime("minimal").pass(k) != full {
+		t.Error("a name that only begins like mini is taken for it")
 	}
 }

@@ -4,296 +4,389 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"log/slog"
 	"sync"
-	"syscall"
+	"sync/atomic"
 	"time"
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/kv"
+	"github.com/hawser-project/hawser/kv/layout"
+	"github.com/hawser-project/hawser/kv/pool"
+	"github.com/hawser-project/hawser/kv/proto"
 )
 
-// passTokens bounds a forward pass: prompts are computed in chunks of at most as many tokens.
-const passTokens = 16384
+// PrefillConfig is what NewPrefiller needs. Shape is required, the rest has defaults.
+type PrefillConfig struct {
+	Shape Shape
+	Name  string    // of the instance; "prefill" when empty
+	Layer LayerTime // compute time per layer; DefaultLayerTime when zero
+	// Calls makes it tell that a layer is ready by calls, not by progress words.
+	Calls  bool
+	Verify bool         // send digests
+	Log    *slog.Logger // discarded when nil
 
-// Prefill serves prompts on an engine until ctx ends, which is no error.
-func Prefill(ctx context.Context, eng *hawser.Engine, cfg PrefillConfig) (report PrefillReport, err error) {
-	cfg, err = cfg.withDefaults()
-	if err != nil {
-		return PrefillReport{}, fmt.Errorf("simllm: %w", err)
-	}
-	mem, err := newCache(eng, cfg.Geometry, cfg.Pool, 1)
-	if err != nil {
-		return PrefillReport{}, fmt.Errorf("simllm: prefill: %w", err)
-	}
-	h := &model{cfg: cfg, mem: mem, tasks: map[*kv.Job]*task{}, wake: make(chan struct{}, 1)}
-	p, err := kv.NewPrefiller(eng, kv.PrefillerConfig{Geometry: cfg.Geometry, Views: mem.views, Log: cfg.Log}, h)
-	if err != nil {
-		return PrefillReport{}, fmt.Errorf("simllm: %w", errors.Join(err, mem.region.Close()))
-	}
-	var wg sync.WaitGroup
-	running, stop := context.WithCancel(ctx)
-	if cfg.Progress != nil {
-		wg.Go(func() { every(running, progressGap, func() { cfg.Progress(h.progress(p.Stats())) }) })
-	}
-	h.run(running, p)
-	stop()
-	wg.Wait()
-
-	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
-	defer cancel()
-	err = p.Close(closing)
-	if err == nil {
-		err = mem.region.Close()
-	}
-	s := p.Stats()
-	report = PrefillReport{
-		Jobs: int(s.Accepted), Done: int(s.Done), Stopped: int(s.Accepted - s.Done), Bytes: s.Bytes,
-		LeakedPages: mem.pool.Pages() - mem.pool.Free(), Passes: h.passes, Layers: h.layers,
-	}
-	if h.layers > 0 {
-		report.FillBound = float64(h.late) / float64(h.layers)
-	}
-	return report, err
+	// Observe sees what the protocol does, with a lock held: it must not block. nil is allowed.
+	Observe func(proto.ServeNote)
+	// Layers is told of each layer that is computed. Parts are not kept. nil is allowed.
+	Layers func(parts []Part, layer int, begun, at time.Time, late bool)
+	// Progress is called about twice a second, on a goroutine of its own; nil is allowed.
+	Progress func(PrefillProgress)
 }
 
-// closeLimit bounds the end of Prefill and Decode: writes and fences take milliseconds unless a peer is stopped.
-const closeLimit = 10 * time.Second
-
-// every calls f at a distance until ctx ends.
-func every(ctx context.Context, gap time.Duration, f func()) {
-	tick := time.NewTicker(gap)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			f()
-		case <-ctx.Done():
-			return
-		}
-	}
+// PrefillProgress is a snapshot of a running Prefiller.
+type PrefillProgress struct {
+	Engine Stats
+	Served proto.PrefillerStats
+	Pool   pool.Counts
 }
 
-// model is the inference engine. One goroutine runs passes; kv calls Admit and Stop from others.
-type model struct {
-	cfg  PrefillConfig
-	mem  *cache
-	wake chan struct{} // capacity 1: the queue or the pool has changed
-
-	mu     sync.Mutex
-	queue  []*task           // not computed to the end, oldest first; guarded by mu
-	tasks  map[*kv.Job]*task // from Admit to Stop; guarded by mu
-	passes uint64            // this and the next two are guarded by mu
-	layers uint64
-	late   uint64
+// PrefillReport is what Prefiller.Run returns.
+type PrefillReport struct {
+	Attempts    uint64  `json:"attempts"` // dispatched and accepted
+	Done        uint64  `json:"done"`     // everything posted and completed
+	Stopped     uint64  `json:"stopped"`
+	Bytes       uint64  `json:"bytes"` // posted and completed
+	LeakedPages int     `json:"leaked_pages"`
+	Drained     bool    `json:"drained"`          // it ended because of Drain
+	Tokens      uint64  `json:"tokens"`           // computed
+	Cached      uint64  `json:"cached_tokens"`    // found in the prefix cache
+	Preempted   uint64  `json:"preempted"`        // jobs that had to give their pages to others
+	Passes      uint64  `json:"passes"`           // forward passes
+	Layers      uint64  `json:"layers"`           // layers computed over all passes
+	FillBound   float64 `json:"fill_bound_share"` // share of the layers whose content took longer than their time
 }
 
-// task is a job in this engine. Guarded by model.mu, but while it is in a pass its pages and done are the pass's.
-type task struct {
-	job     *kv.Job
-	key     uint64
-	pages   []uint32 // nil until there are enough
-	owner   uint64   // of the pages in the pool
-	done    int      // tokens that are computed
-	inPass  bool
+// Prefiller is a prefill instance of one member.
+type Prefiller struct {
+	cfg    PrefillConfig
+	mem    *memory
+	engine *Engine
+	kv     *kv.Prefiller
+	words  []*hawser.Watcher // by rank
+	drain  chan struct{}     // closed when Drain has come to its end
+	once   sync.Once
+	begun  time.Time // of the layer that is computed; the engine's Run's
+
+	draining atomic.Bool
+
+	mu    sync.Mutex // guards the rest
+	jobs  map[*kv.Job]*served
+	slots []uint32 // of tails, that are free
+}
+
+// served is a job of kv as the engine sees it.
+type served struct {
+	p *Prefiller
+	j *kv.Job
+
+	// guarded by Prefiller.mu
+	slot    int // of the tail, -1: none
+	pinned  bool
 	stopped bool
 }
 
-// Admit implements kv.Handler.
-func (m *model) Admit(j *kv.Job) error {
-	if need, have := m.cfg.Geometry.Pages(j.Tokens()), m.mem.pool.Pages(); need > have {
-		return fmt.Errorf("prompt needs %d pages, pool has %d: raise the pool or lower the maximum length", need, have)
+// NewPrefiller makes an instance on an engine. Run serves, and takes everything down.
+func NewPrefiller(eng *hawser.Engine, cfg PrefillConfig) (*Prefiller, error) {
+	if cfg.Layer == (LayerTime{}) {
+		cfg.Layer = DefaultLayerTime(cfg.Shape.Model.Name)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	t := &task{job: j, key: RequestKey(j.ID())}
-	m.tasks[j] = t
-	m.queue = append(m.queue, t)
-	m.changed()
+	if cfg.Name == "" {
+		cfg.Name = "prefill"
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := cfg.Layer.check(); err != nil {
+		return nil, fmt.Errorf("simllm: %w", err)
+	}
+	const tails = 2 * proto.DefaultJobs // a job that has ended may have a tail under way
+	mem, err := newMemory(eng, cfg.Shape, tails, 1)
+	if err != nil {
+		return nil, fmt.Errorf("simllm: prefill: %w", err)
+	}
+	p := &Prefiller{cfg: cfg, mem: mem, jobs: map[*kv.Job]*served{}, drain: make(chan struct{})}
+	for i := range tails {
+		p.slots = append(p.slots, uint32(i))
+	}
+	if err := p.start(eng); err != nil {
+		return nil, fmt.Errorf("simllm: prefill: %w", errors.Join(err, mem.close()))
+	}
+	return p, nil
+}
+
+func (p *Prefiller) start(eng *hawser.Engine) (err error) {
+	g := &p.mem.geometry
+	c := Config{
+		Pool: p.mem.pool, PageTokens: g.Groups[0].PageTokens, Layers: g.Layers, Layer: p.cfg.Layer, Fingerprint: g.Fingerprint,
+		Rows: p.mem.rows, Log: p.cfg.Log, Observe: p.observe,
+	}
+	for i := range g.Ranks {
+		c.Ranks = append(c.Ranks, RankLayers{i, g.Ranks[i].LayerFirst, g.Ranks[i].LayerFirst + g.Ranks[i].Layers})
+	}
+	if !p.cfg.Calls {
+		c.Word = func(rank int, value uint64) {
+			p.words[rank].Word().Store(value)
+			p.words[rank].Kick()
+		}
+	}
+	if p.engine, err = New(c); err != nil {
+		return err
+	}
+	p.kv, err = kv.NewPrefiller(eng, kv.PrefillerConfig{
+		Instance: p.cfg.Name, Topology: p.mem.topology(), Regions: p.mem.regions, Pages: p.mem.pool.Pages(), Verify: p.cfg.Verify,
+		Observer: p.cfg.Observe, Log: p.cfg.Log,
+	}, handler{p})
+	if err != nil || p.cfg.Calls {
+		return err
+	}
+	for rank := range g.Ranks {
+		w, err := p.kv.Progress(rank)
+		if err != nil {
+			return errors.Join(err, p.close(context.Background()))
+		}
+		p.words = append(p.words, w)
+	}
 	return nil
 }
 
-// Stop implements kv.Handler. A pass that holds the job still fills its pages; they are returned when it ends.
-func (m *model) Stop(j *kv.Job) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	t := m.tasks[j]
-	delete(m.tasks, j)
-	t.stopped = true
-	if !t.inPass {
-		m.retire(t)
+// observe is called by the engine's Run.
+func (p *Prefiller) observe(parts []Part, layer int, at time.Time, late bool) {
+	if p.cfg.Layers != nil {
+		p.cfg.Layers(parts, layer, p.begun, at, late)
 	}
+	p.begun = at
 }
 
-// retire returns the pages of a stopped task. Needs mu.
-func (m *model) retire(t *task) {
-	m.queue = slices.DeleteFunc(m.queue, func(q *task) bool { return q == t })
-	if err := m.mem.pool.Return(t.pages, t.owner); err != nil {
-		m.cfg.Log.Error("pages are lost", "request", t.job.ID(), "err", err)
-	}
-	t.pages = nil
-	m.changed()
+// closeLimit bounds the end of a Prefiller and a Decoder: writes and fences take milliseconds unless a peer is stopped.
+const closeLimit = 10 * time.Second
+
+func (p *Prefiller) close(ctx context.Context) error {
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
+	defer cancel()
+	return p.kv.Close(closing)
 }
 
-func (m *model) changed() {
-	select {
-	case m.wake <- struct{}{}:
-	default:
+// Run serves until ctx ends, which is no error, or until Drain has come to its end. Then it closes everything but the engine.
+func (p *Prefiller) Run(ctx context.Context) (PrefillReport, error) {
+	var wg sync.WaitGroup
+	running, stop := context.WithCancel(ctx)
+	defer stop()
+	if p.cfg.Progress != nil {
+		wg.Go(func() { every(running, progressGap, func() { p.cfg.Progress(p.Progress()) }) })
 	}
-}
-
-func (m *model) progress(s kv.PrefillerStats) PrefillProgress {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return PrefillProgress{
-		Done: int(s.Done), Stopped: int(s.Accepted) - int(s.Done) - s.Live, Queued: len(m.queue),
-		PagesFree: m.mem.pool.Free(), Pages: m.mem.pool.Pages(),
-		Passes: m.passes, FillBound: m.late, Layers: m.layers,
-	}
-}
-
-// part is the share of one task in a pass.
-type part struct {
-	t           *task
-	span        kv.Span
-	first, last int // logical pages that are complete after it and were not before
-}
-
-// run computes pass after pass until ctx ends.
-func (m *model) run(ctx context.Context, p *kv.Prefiller) {
-	for ctx.Err() == nil {
-		parts := m.schedule()
-		if len(parts) == 0 {
-			select {
-			case <-m.wake:
-			case <-ctx.Done():
-			}
-			continue
-		}
-		m.pass(ctx, p, parts)
-		m.finish(parts)
-	}
-}
-
-// schedule fills a pass with the oldest prompts that have pages. A prompt without pages holds up those behind it: skipping
-// it could starve it.
-func (m *model) schedule() []part {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	g := m.cfg.Geometry
-	var parts []part
-	room := passTokens
-	for _, t := range m.queue {
-		if t.pages == nil {
-			owner := m.passes<<16 + uint64(len(parts)) + 1 // unique: a pass never has as many parts
-			pages, err := m.mem.pool.Reserve(g.Pages(t.job.Tokens()), owner)
-			if err != nil {
-				break
-			}
-			t.pages, t.owner = pages, owner
-		}
-		n := min(t.job.Tokens(), t.done+room)
-		if n < t.job.Tokens() {
-			n -= n % g.Group.PageTokens // whole pages, so that each is sent with the pass that makes it
-		}
-		if n <= t.done {
-			break
-		}
-		t.inPass = true
-		parts = append(parts, part{t, kv.Span{First: t.done, N: n}, t.done / g.Group.PageTokens, g.Pages(n)})
-		room -= n - t.done
-	}
-	if len(parts) > 0 {
-		m.passes++
-	}
-	return parts
-}
-
-// pass computes one pass: for each layer it fills the new pages and waits until the layer's time is over.
-func (m *model) pass(ctx context.Context, p *kv.Prefiller, parts []part) {
-	pass := p.NewPass()
-	chunks := make([]chunk, 0, len(parts))
-	for _, a := range parts {
-		if a.span.First == 0 && a.t.job.Source(a.t.pages) != nil {
-			continue // stopped since it was scheduled; finish sees that
-		}
-		pass.Add(a.t.job, a.span)
-		chunks = append(chunks, chunk{a.span.First, a.span.N - a.span.First})
-	}
-	p.Begin(pass)
-	var late uint64
-	each := m.cfg.Layer.pass(chunks...)
-	due := time.Now()
-	for layer := range m.cfg.Geometry.Layers {
-		for _, a := range parts {
-			m.fill(a, layer)
-		}
-		due = due.Add(each)
-		now := time.Now()
-		over := now.After(due)
-		if over {
-			late++
-			due = now
-		} else {
-			pause(ctx, due)
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		pass.LayerReady(layer, over)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.layers += uint64(m.cfg.Geometry.Layers)
-	m.late += late
-}
-
-// fill writes the content of one layer's new pages.
-func (m *model) fill(a part, layer int) {
-	planes := m.cfg.Geometry.Group.Planes
-	var polite yielder
-	for page := a.first; page < a.last; page++ {
-		for plane := range planes {
-			Fill(m.mem.page(layer*planes+plane, a.t.pages[page]), Key{a.t.key, layer, plane, page})
-			polite.did(m.mem.size)
-		}
-	}
-}
-
-// finish ends a pass: prompts that are computed leave the queue, stopped ones give their pages back.
-func (m *model) finish(parts []part) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, a := range parts {
-		t := a.t
-		t.inPass, t.done = false, a.span.N
-		if t.stopped {
-			m.retire(t)
-		} else if t.done == t.job.Tokens() {
-			m.queue = slices.DeleteFunc(m.queue, func(q *task) bool { return q == t })
-		}
-	}
-}
-
-const (
-	// The runtime's timers are late by up to a millisecond when the process is idle (it sleeps in epoll_wait, which counts in
-	// milliseconds); nanosleep is late by some 60 us. So the last part of a pause is slept there.
-	coarse = 1500 * time.Microsecond
-)
-
-// pause returns at the given time, or soon after ctx ends.
-func pause(ctx context.Context, until time.Time) {
-	if d := time.Until(until); d > coarse {
-		timer := time.NewTimer(d - coarse)
-		defer timer.Stop()
+	wg.Go(func() {
 		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			return
+		case <-p.drain:
+			stop()
+		case <-running.Done():
+		}
+	})
+	err := p.engine.Run(running, transfer{p})
+	stop()
+	wg.Wait()
+	err = errors.Join(err, p.close(ctx))
+	s, e := p.kv.Stats(), p.engine.Stats()
+	r := PrefillReport{
+		Attempts: s.Accepted, Done: s.Done, Stopped: s.Accepted - s.Done, Bytes: s.Bytes, Tokens: e.Tokens, Cached: e.Cached,
+		Preempted: e.Preempted, Passes: e.Passes, Layers: e.Layers,
+	}
+	if e.Layers > 0 {
+		r.FillBound = float64(e.FillBound) / float64(e.Layers)
+	}
+	r.LeakedPages, _ = p.mem.held()
+	r.Drained = p.Draining()
+	if err == nil {
+		err = p.mem.close()
+	}
+	return r, err
+}
+
+// Progress returns a snapshot.
+func (p *Prefiller) Progress() PrefillProgress {
+	return PrefillProgress{Engine: p.engine.Stats(), Served: p.kv.Stats(), Pool: p.mem.pool.Counts()}
+}
+
+// Attempts calls f for every attempt that is live.
+func (p *Prefiller) Attempts(f func(proto.ServeInfo)) { p.kv.Attempts(f) }
+
+// Cancel ends all jobs of a request and reports how many there were.
+func (p *Prefiller) Cancel(id, reason string) int { return p.kv.FailID(id, reason) }
+
+// Drain takes no new jobs and waits until those that are there have ended; then Run ends. When ctx ends first Drain may be called again.
+func (p *Prefiller) Drain(ctx context.Context) error {
+	p.draining.Store(true)
+	if err := p.kv.Drain(ctx); err != nil {
+		return err
+	}
+	p.once.Do(func() { close(p.drain) })
+	return nil
+}
+
+// Draining reports whether Drain was called.
+func (p *Prefiller) Draining() bool { return p.draining.Load() }
+
+// handler is what kv calls, with its lock held.
+type handler struct{ *Prefiller }
+
+func (p handler) Admit(j *kv.Job) proto.Admission {
+	info := j.Info()
+	if len(info.Prompt.IDs) == 0 {
+		return proto.Admission{Verdict: proto.AdmitRefused, Code: proto.CodeInfeasible, Text: "the prompt came without its tokens"}
+	}
+	s := &served{p: p.Prefiller, j: j, slot: -1}
+	source, err := p.engine.Admit(s)
+	if err != nil {
+		return proto.Admission{Verdict: proto.AdmitRefused, Code: proto.CodeInfeasible, Text: err.Error()}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.jobs[j] = s
+	if s.pinned = source.Pages != nil; !s.pinned {
+		return proto.Admission{Verdict: proto.AdmitQueued}
+	}
+	return proto.Admission{Verdict: proto.AdmitReady, Source: source.pages()}
+}
+
+func (s Source) pages() proto.SourcePages {
+	return proto.SourcePages{Pages: []layout.Pages{{Index: s.Pages}}, Cached: s.Cached}
+}
+
+func (p handler) Start(j *kv.Job) { p.engine.Start(p.job(j)) }
+
+func (p handler) Stop(j *kv.Job) {
+	s := p.job(j)
+	p.mu.Lock()
+	s.stopped = true
+	p.forget(s)
+	p.mu.Unlock()
+	p.engine.Stop(s)
+}
+
+// Unpin also gives the tail's slot back: nobody reads it any more.
+func (p handler) Unpin(j *kv.Job) {
+	s := p.job(j)
+	p.mu.Lock()
+	s.pinned = false
+	if s.slot >= 0 {
+		p.slots = append(p.slots, uint32(s.slot))
+		s.slot = -1
+	}
+	p.forget(s)
+	p.mu.Unlock()
+	p.engine.Unpin(s)
+}
+
+func (p *Prefiller) job(j *kv.Job) *served {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.jobs[j]
+}
+
+// forget drops a job of which kv speaks no more. Needs mu.
+func (p *Prefiller) forget(s *served) {
+	if s.stopped && !s.pinned {
+		delete(p.jobs, s.j)
+	}
+}
+
+// The methods of a Job. The engine calls them without a lock.
+
+func (s *served) ID() string       { return s.j.ID() }
+func (s *served) Tokens() []uint32 { return s.j.Info().Prompt.IDs }
+func (s *served) Priority() int    { return int(s.j.Info().Priority) }
+func (s *served) NeedsLast() bool  { return s.j.Info().Tail }
+func (s *served) Preempt()         { s.j.Preempt() }
+
+func (s *served) Sourced(source Source) error {
+	s.setPinned(true)
+	err := s.j.Sourced(source.pages())
+	if err != nil {
+		s.setPinned(false)
+	}
+	return err
+}
+
+func (s *served) setPinned(pinned bool) {
+	s.p.mu.Lock()
+	defer s.p.mu.Unlock()
+	s.pinned = pinned
+	if !pinned {
+		s.p.forget(s)
+	}
+}
+
+// Computed makes the tail.
+func (s *served) Computed(c *Content) {
+	if !s.NeedsLast() {
+		return
+	}
+	slot, err := s.takeSlot()
+	if err != nil {
+		s.j.Fail(err)
+		return
+	}
+	tail := s.p.mem.tails.Slice(uint64(slot)*tailBytes, tailBytes)
+	c.FillTail(s.p.mem.tails.Bytes()[tail.Off : tail.Off+tail.Len])
+	if err := s.j.Tail(tail); err != nil && !errors.Is(err, hawser.ErrClosed) {
+		s.j.Fail(err)
+	}
+}
+
+// takeSlot takes a slot for the tail until Unpin.
+func (s *served) takeSlot() (int, error) {
+	s.p.mu.Lock()
+	defer s.p.mu.Unlock()
+	n := len(s.p.slots)
+	switch {
+	case !s.pinned:
+		return 0, fmt.Errorf("tail: %w: the job has no pages", hawser.ErrClosed)
+	case n == 0:
+		return 0, fmt.Errorf("tail: %w: all %d slots are in use", hawser.ErrLimit, 2*proto.DefaultJobs)
+	}
+	s.slot = int(s.p.slots[n-1])
+	s.p.slots = s.p.slots[:n-1]
+	return s.slot, nil
+}
+
+// transfer tells kv of the passes.
+type transfer struct{ *Prefiller }
+
+func (t transfer) Begin(parts []Part) (Pass, error) {
+	t.begun = time.Now()
+	p := running{Pass: t.kv.NewPass(), ranks: t.mem.geometry.Ranks, words: !t.cfg.Calls}
+	for _, a := range parts {
+		if s, ok := a.Job.(*served); ok {
+			p.Add(s.j, proto.Span(a.Span))
 		}
 	}
-	if d := time.Until(until); d > 0 {
-		ts := syscall.NsecToTimespec(int64(d))
-		_ = syscall.Nanosleep(&ts, nil) // a signal ends it early, which makes one layer a little short
+	for {
+		var err error
+		if p.base, err = t.kv.Begin(p.Pass); !errors.Is(err, hawser.ErrBusy) {
+			return p, err
+		}
+		time.Sleep(time.Millisecond) // who looks at the words is behind
+	}
+}
+
+// running is a pass of kv.
+type running struct {
+	*kv.Pass
+
+	base  uint64
+	ranks []layout.Rank
+	words bool
+}
+
+func (p running) Base() uint64 { return p.base }
+
+func (p running) LayerReady(rank, layer int, late bool) {
+	p.Pass.LayerReady(rank, layer-p.ranks[rank].LayerFirst, late)
+}
+
+// End says nothing where the words have said it.
+func (p running) End() {
+	if !p.words {
+		p.Pass.End()
 	}
 }

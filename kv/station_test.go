@@ -1,0 +1,107 @@
+package kv
+
+import (
+	"context"
+	"encoding/binary"
+	"testing"
+	"time"
+
+	"github.com/hawser-project/hawser"
+	"github.com/hawser-project/hawser/kv/proto"
+)
+
+// twoEngines are a station's engine and another one that it is connected to.
+func twoEngines(t *testing.T) (s *station, other *hawser.Engine, n proto.Peer) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	open := func(name string) *hawser.Engine {
+		e, err := hawser.Open(ctx, hawser.Options{Name: name, Require: "shm"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := e.Close(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+		return e
+	}
+	eng, other := open("here"), open("there")
+	st := newStation(eng, nil)
+	t.Cleanup(func() {
+		st.stop()
+		st.wg.Wait()
+	})
+	p, err := eng.Connect(ctx, other.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &st, other, st.number(p)
+}
+
+// TestStreamsToOnePeerAreBounded: a peer that asks for long answers and does not take them makes us keep a bounded number of bytes.
+func TestStreamsToOnePeerAreBounded(t *testing.T) {
+	s, _, n := twoEngines(t) // the other engine does not receive
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for seq := range uint64(100) {
+		m := make([]byte, 1<<20)
+		m[kindOffset] = byte(proto.KindState)
+		binary.LittleEndian.PutUint64(m[seqOffset:], seq)
+		s.Send(n, m)
+	}
+	if len(s.bulks) < 1 || len(s.bulks) > maxStreams>>20 {
+		t.Errorf("%d streams of 1 MiB are under way, want at most %d", len(s.bulks), maxStreams>>20)
+	}
+}
+
+// TestLinksBeginInSessionsThatAreUp: the end of a session may have been told before a link begins in it. Nobody tells it again.
+func TestLinksBeginInSessionsThatAreUp(t *testing.T) {
+	s, other, n := twoEngines(t)
+	if !s.met(n) {
+		t.Error("the session is up")
+	}
+	if err := other.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p := s.peer(n)
+	for range 6000 {
+		if !p.Up() {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if s.met(n) {
+		t.Error("a link begins in a session that has ended")
+	}
+}
+
+// knower is a machine that cares for one peer.
+type knower struct{ of proto.Peer }
+
+func (knower) Message(proto.Time, proto.Peer, []byte) {}
+func (knower) Tick(proto.Time)                        {}
+func (knower) Next() (proto.Time, bool)               { return 0, false }
+func (k knower) Knows(p proto.Peer) bool              { return p == k.of }
+
+// TestPeersThatAreGoneAreForgotten: each process that was started again is another peer, and a prefiller lives longer than its decoders.
+func TestPeersThatAreGoneAreForgotten(t *testing.T) {
+	s, _, up := twoEngines(t)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var known *hawser.Peer
+	for range 1000 {
+		p := &hawser.Peer{} // one that has no session
+		if n := s.number(p); known == nil {
+			known = p
+			s.m = knower{n}
+		}
+	}
+	if len(s.numbers) > 2*sweepFirst {
+		t.Errorf("%d peers have numbers, all but 2 are gone", len(s.numbers))
+	}
+	if s.number(known) != s.m.(knower).of || s.numbers[s.peer(up)] != up {
+		t.Error("a peer that is up, or that the machine knows, has another number")
+	}
+}
