@@ -14,8 +14,10 @@ FUZZTIME  ?= 10s
 SOAKTIME  ?= 10m
 SIMRUNS   ?= 100000
 SIMTIME   ?= 4m
+MUTATETIME ?= 60s
+MODELMINUTES ?= 0
 
-.PHONY: all build demo test test-verbs vmtest race invariants processes sim soak siege fuzz bench lint fmt nightly golangci-lint clean versus instructions abi
+.PHONY: all build demo test test-verbs vmtest race invariants processes sim model soak siege fuzz bench lint fmt nightly golangci-lint clean versus instructions abi kvsim kvmutate
 all: build
 
 # With a C compiler the binary can load the libraries of RDMA networks, and needs glibc. Without one, and with STATIC=1, it is static:
@@ -23,7 +25,7 @@ all: build
 build:
 	CGO_ENABLED=$(CGO) $(GO) build -trimpath -tags netgo,osusergo -ldflags '$(LDFLAGS)' -o $(BIN)/hawser ./cmd/hawser
 
-# Replays a generated trace over shared memory and over TCP, with content checks.
+# Replays a generated trace between four processes, over shared memory and over TCP, with content checks.
 demo: build
 	$(BIN)/hawser demo
 
@@ -62,6 +64,21 @@ abi:
 # Random schedules of faults for the groups of two or three engines on simulated NICs: SIMRUNS of them, or as many as SIMTIME allows.
 sim:
 	$(TESTSUM) -name sim -live 'adversary: ' -- -run '^TestAdversary$$' -count=1 -timeout=0 ./internal/rail -sim.runs=$(SIMRUNS) -sim.time=$(SIMTIME)
+
+# Random scenarios of the protocol of package kv on a model of everything below it: SIMRUNS of them, or as many as SIMTIME allows.
+kvsim:
+	$(TESTSUM) -name kvsim -live 'kvsim: ' -- -run '^(TestSeeds|TestSimulator)$$' -count=1 -timeout=0 ./kv/kvtest -kvsim.runs=$(SIMRUNS) -kvsim.time=$(SIMTIME) -kvsim.cover
+
+# The same without one guard of the protocol after the other: each time some scenario must fail within MUTATETIME.
+kvmutate:
+	$(TESTSUM) -name kvmutate -live 'kvmutate: ' -- -tags kvmutate -run '^TestMutations$$' -count=1 -timeout=0 ./kv/kvtest -kvsim.mutate=$(MUTATETIME)
+
+# The protocol of kv in the model checker spin (kv/model): every state of two attempts, and that each guard is needed. MODELMINUTES:
+# also as long for each of the models that are too large to be searched whole.
+model:
+	@sh .ci/need spin spin
+	@sh .ci/need gcc gcc
+	$(TESTSUM) -name model -live 'model: ' -- -count=1 -timeout=0 -parallel=1 ./kv/model -model.attempts=2 -model.minutes=$(MODELMINUTES)
 
 # Whole engines in four processes on two hosts, which are killed, stopped and cut off at random (internal/soak). SOAKFLAGS=-race,
 # SOAKARGS="-soak.seed N".
@@ -103,9 +120,12 @@ fmt:
 nightly: build lint test race invariants processes soak
 	LONG=5m LIMIT=40m MEMORY=8192 bash .ci/verbs
 	$(MAKE) sim SIMRUNS=1000000 SIMTIME=1h
+	$(MAKE) kvsim SIMRUNS=1000000 SIMTIME=1h
+	$(MAKE) kvmutate
+	$(MAKE) model MODELMINUTES=5
 	$(MAKE) fuzz FUZZTIME=5m
-	$(BIN)/hawser kv replay --provider shm --requests 5000 --speed 4 --cancel 5%
-	$(BIN)/hawser kv replay --provider tcp --requests 2000 --speed 4 --cancel 5%
+	$(BIN)/hawser kv replay --prefillers 3 --decoders 2 --speed 4 --cancel 5% --kill-prefiller 10s --stop-prefiller 20s --provider shm --requests 12031
+	$(BIN)/hawser kv replay --prefillers 2 --decoders 2 --speed 4 --cancel 5% --provider tcp --requests 2000
 	@bash .ci/vulncheck
 
 # A cold build takes 25 minutes on two cores; "make lint" uses the binary when it is there.
