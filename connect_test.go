@@ -142,6 +142,35 @@ func TestClosedPeerIsDownAndOperationsSaySo(t *testing.T) {
 	})
 }
 
+// Events name the session that they are about: who connects again can tell the end of the session before from that of the new one.
+func TestEventsNameTheirSession(t *testing.T) {
+	worlds(t, func(t *testing.T, w *world) {
+		a, b := w.engine(t, 0, 1), w.engine(t, 1, 1)
+		events := make(chan hawser.PeerEvent, 10)
+		defer a.OnPeer(func(ev hawser.PeerEvent) { events <- ev })()
+		for range 3 {
+			p, err := a.Connect(testContext(t), b.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			session := p.Session()
+			if err := a.Fence(testContext(t), p); err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range []hawser.PeerEventKind{hawser.PeerUp, hawser.PeerDown, hawser.PeerFenced} {
+				select {
+				case ev := <-events:
+					if ev.Kind != want || ev.Session != session || session == 0 {
+						t.Fatalf("event %v of session %d, want %v of %d", ev.Kind, ev.Session, want, session)
+					}
+				case <-time.After(hang):
+					t.Fatalf("no %v event", want)
+				}
+			}
+		}
+	})
+}
+
 func TestDefaultPathIsSharedMemoryAndRequireIsKept(t *testing.T) {
 	ctx := testContext(t)
 	a, b := open(t, hawser.Options{}), open(t, hawser.Options{})
