@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/internal/proc"
 )
 
@@ -220,6 +221,25 @@ func TestInterruptedServerSaysSo(t *testing.T) {
 	var exit *proc.ExitError
 	if !errors.As(err, &exit) || !strings.Contains(err.Error(), "the server was interrupted") || strings.Count(err.Error(), addr) != 1 {
 		t.Errorf("got %v, want that the server was interrupted, once", err)
+	}
+}
+
+// TestLastWordExplainsTheEnd: what a receiver said at its end is told instead of the call that met it.
+func TestLastWordExplainsTheEnd(t *testing.T) {
+	down := fmt.Errorf("send: %w", hawser.ErrPeerDown)
+	said := &proc.ExitError{Name: "server a", Text: "the server was interrupted"}
+	for _, c := range []struct {
+		err, end error
+		want     string
+	}{
+		{down, said, said.Error()},
+		{said, said, said.Error()},
+		{down, nil, down.Error()},
+		{errReceiverEnded, said, errReceiverEnded.Error() + "\n" + said.Error()},
+	} {
+		if got := joinEnd(c.err, c.end); got.Error() != c.want {
+			t.Errorf("%v, then %v: %v", c.err, c.end, got)
+		}
 	}
 }
 

@@ -432,8 +432,12 @@ func (s *Session) Close(ctx context.Context) error {
 // joinEnd adds what went wrong at the end of a run to what ended it, unless that was it already.
 func joinEnd(err, end error) error {
 	var said, again *proc.ExitError
-	if errors.As(err, &said) && errors.As(end, &again) && *said == *again {
+	switch {
+	case !errors.As(end, &again):
+	case errors.As(err, &said) && *said == *again:
 		return err
+	case said == nil && errors.Is(err, hawser.ErrPeerDown):
+		return end // the receiver's last word says why
 	}
 	return errors.Join(err, end)
 }
