@@ -28,14 +28,21 @@ type outcome struct {
 	errs  []error
 }
 
-// one runs one request: pages that are ready are checked, and once more after hold, when a late write would have hit them.
+// one runs one request until nothing of it can land any more.
 func (o *outcome) one(ctx context.Context, d *kv.Decoder, m *side, r kv.FetchRequest, cancel, hold time.Duration) {
+	if p, cancelled := o.answer(ctx, d, m, r, cancel, hold); p != nil {
+		o.calm(ctx, r, p, cancelled)
+	}
+}
+
+// answer runs one request until its caller knows how it ended: pages that are ready are checked, and once more after hold, when a late
+// write would have hit them. cancelled is when it was cancelled, if that is how it ended.
+func (o *outcome) answer(ctx context.Context, d *kv.Decoder, m *side, r kv.FetchRequest, cancel, hold time.Duration) (p *kv.Pending, cancelled time.Time) {
 	p, err := d.Fetch(ctx, r)
 	if err != nil {
 		o.fail(err)
-		return
+		return nil, cancelled
 	}
-	var cancelled time.Time
 	if cancel > 0 {
 		select {
 		case <-time.After(cancel):
@@ -54,18 +61,24 @@ func (o *outcome) one(ctx context.Context, d *kv.Decoder, m *side, r kv.FetchReq
 		}
 		res.Release()
 		o.ready.Add(1)
+		return p, time.Time{}
 	case errors.Is(err, proto.ErrCancelled) && !cancelled.IsZero():
 		o.cancelled.Add(1)
 	default:
 		o.fail(err)
 	}
+	return p, cancelled
+}
+
+// calm waits until nothing of a request can land any more.
+func (o *outcome) calm(ctx context.Context, r kv.FetchRequest, p *kv.Pending, cancelled time.Time) {
 	select {
 	case <-p.Quiesced():
 	case <-ctx.Done():
 		o.fail(fmt.Errorf("request %s is never quiet: %w", r.ID, ctx.Err()))
 		return
 	}
-	if err != nil && !cancelled.IsZero() {
+	if !cancelled.IsZero() {
 		o.mu.Lock()
 		o.quiet = append(o.quiet, time.Since(cancelled))
 		o.mu.Unlock()
