@@ -1,0 +1,5 @@
+//go:build !race
+
+package simllm
+
+const raced = false
