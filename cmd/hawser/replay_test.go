@@ -359,6 +359,7 @@ func TestSignalsLeaveNothingBehind(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL} {
 		t.Run(sig.String(), func(t *testing.T) {
 			cmd, id := command(t, "kv", "replay", "--requests", "100000", "--pool", "512MiB", "--trace-out", filepath.Join(t.TempDir(), "trace"))
+			cmd.Env = append(cmd.Env, "TMPDIR="+t.TempDir()) // who is killed cannot remove his folder
 			errs, err := cmd.StderrPipe()
 			if err != nil {
 				t.Fatal(err)
