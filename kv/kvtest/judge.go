@@ -16,6 +16,8 @@ type judge struct {
 	links map[linkKey]*promises
 	// The link of the newest epoch, of each pair.
 	newest map[newestKey]*promises
+	// aliased: a prefiller has two links to a decoder, by two addresses, and after a restart they may be of two of its lives.
+	aliased bool
 }
 
 type newestKey struct{ d, p proto.Peer }
@@ -329,7 +331,7 @@ func granted(b proto.Body) uint64 {
 
 // patient looks whether the only request that waits does so for credits that it has. The machine says what it waits for.
 func (g *judge) patient(d *decoder) {
-	if d.m.Stats().Waiting != 1 || len(g.w.shape.src.Members) > 1 { // of several members each must have a link
+	if d.m.Stats().Waiting != 1 || len(g.w.shape.src.Members) > 1 || g.aliased { // of several members each must have a link
 		return
 	}
 	d.m.Live(func(info proto.AttemptInfo) {

@@ -3,6 +3,7 @@ package kvtest
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -217,6 +218,7 @@ func newWorld(sc *Scenario, cover *Coverage) *world {
 		at: map[string]*prefiller{}, pairs: map[uint64]*pair{}, byID: map[string]*asked{},
 	}
 	w.judge = judge{w: w, links: map[linkKey]*promises{}, newest: map[newestKey]*promises{}}
+	w.judge.aliased = slices.ContainsFunc(w.sc.Requests, func(r Request) bool { return r.Alias })
 	return w
 }
 

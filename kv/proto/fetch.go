@@ -291,6 +291,7 @@ func (d *Decoder) stop(r *fetchRequest, cause error) {
 
 // drop ends a request that has no attempt now.
 func (d *Decoder) drop(r *fetchRequest, cause error) {
+	src := r.src
 	d.unwait(r)
 	d.unpin(r)
 	if r.dispatched == 0 {
@@ -301,6 +302,7 @@ func (d *Decoder) drop(r *fetchRequest, cause error) {
 	}
 	d.end(r, fmt.Errorf("kv: request %s: waiting for %s: %w", r.f.ID, cmp.Or(r.blocked, "its turn"), cause))
 	d.kick = true // it may have held up others
+	d.unpark(src)
 }
 
 // end tells the caller why the request will not become ready.

@@ -101,9 +101,10 @@ func (d *Decoder) unwait(r *fetchRequest) {
 	d.waiting--
 }
 
-// unpark lets requests of a source go on, as far as the links have credits for them.
+// unpark lets requests of a source go on, as far as the links have credits for them. It is called when there are more credits, and when a
+// request ends to which it may have promised some.
 func (d *Decoder) unpark(s *fetchSource) {
-	if !s.up() {
+	if s == nil || !s.up() {
 		return
 	}
 	for i, looked := 0, 0; i < len(s.parked) && looked < maxSkips; {
@@ -321,6 +322,7 @@ func (d *Decoder) hit(r *fetchRequest) started {
 		d.timers.set(&r.timer, d.now) // as soon as the caller knows its number
 		return startOther
 	}
+	src := r.src
 	d.unwait(r)
 	d.detach(r, errors.New("nothing is missing"))
 	res := Result{Prefix: r.prefixTokens(), Spans: make([]Span, len(d.groups)), Pages: r.f.Pages}
@@ -332,6 +334,7 @@ func (d *Decoder) hit(r *fetchRequest) started {
 		res.Pages[0] = r.prefix.Pages
 	}
 	d.ready(r, res)
+	d.unpark(src)
 	return startNow
 }
 
