@@ -14,6 +14,7 @@ FUZZTIME  ?= 10s
 SOAKTIME  ?= 10m
 SIMRUNS   ?= 100000
 SIMTIME   ?= 4m
+SIMBASE   ?= 0
 MUTATETIME ?= 60s
 MODELMINUTES ?= 0
 
@@ -66,8 +67,9 @@ sim:
 	$(TESTSUM) -name sim -live 'adversary: ' -- -run '^TestAdversary$$' -count=1 -timeout=0 ./internal/rail -sim.runs=$(SIMRUNS) -sim.time=$(SIMTIME)
 
 # Random scenarios of the protocol of package kv on a model of everything below it: SIMRUNS of them, or as many as SIMTIME allows.
+# SIMBASE: the first seed, so that the same ones are tried again; 0: other ones each time.
 kvsim:
-	$(TESTSUM) -name kvsim -live 'kvsim: ' -- -run '^(TestSeeds|TestSimulator)$$' -count=1 -timeout=0 ./kv/kvtest -kvsim.runs=$(SIMRUNS) -kvsim.time=$(SIMTIME) -kvsim.cover
+	$(TESTSUM) -name kvsim -live 'kvsim: ' -- -run '^(TestSeeds|TestSimulator)$$' -count=1 -timeout=0 ./kv/kvtest -kvsim.runs=$(SIMRUNS) -kvsim.time=$(SIMTIME) -kvsim.base=$(SIMBASE) -kvsim.cover
 
 # The same without one guard of the protocol after the other: each time some scenario must fail within MUTATETIME.
 kvmutate:
