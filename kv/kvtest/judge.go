@@ -56,6 +56,15 @@ func (g *judge) link(x *pair, epoch uint64) *promises {
 	return l
 }
 
+// parted: p has heard that d is down and owes it no answer. What d asks after that is told that there is no such link.
+func (g *judge) parted(x *pair) {
+	for _, l := range g.links {
+		if l.x == x {
+			clear(l.cancels)
+		}
+	}
+}
+
 // fromD is a message that a decoder sends.
 func (g *judge) fromD(x *pair, data []byte) {
 	w := g.w

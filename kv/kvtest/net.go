@@ -186,6 +186,7 @@ func (x *pair) down(s *session, side int, why error) {
 		return
 	}
 	x.p.m.PeerDown(x.w.now, x.d.id)
+	x.w.judge.parted(x)
 }
 
 // settle is what the engine of d does by itself when a session has ended: nothing of it lands after that.
