@@ -175,8 +175,8 @@ func (d *Decoder) leave() {
 // Tick does what is due. See Next.
 func (d *Decoder) Tick(now Time) {
 	d.enter(now)
-	for len(d.timers.heap) > 0 && d.timers.heap[0].at <= d.now {
-		t := d.timers.heap[0]
+	for len(d.timers.heap.items) > 0 && d.timers.heap.items[0].at <= d.now {
+		t := d.timers.heap.items[0]
 		d.timers.clear(t)
 		t.owner.due(d.now)
 	}
@@ -185,10 +185,10 @@ func (d *Decoder) Tick(now Time) {
 
 // Next is when Tick is due, false when nothing waits for the time.
 func (d *Decoder) Next() (Time, bool) {
-	if len(d.timers.heap) == 0 {
+	if len(d.timers.heap.items) == 0 {
 		return 0, false
 	}
-	return d.timers.heap[0].at, true
+	return d.timers.heap.items[0].at, true
 }
 
 // Room says that pages may have come back to a pool, or immediates to the engine.

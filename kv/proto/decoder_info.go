@@ -223,11 +223,10 @@ func (c *fetchChecker) links() {
 }
 
 func (c *fetchChecker) timers() {
-	h := c.d.timers.heap
-	for i, t := range h {
-		if t.slot != i+1 || i > 0 && h[(i-1)/2].at > t.at {
-			c.fault("timer in slot %d says %d", i+1, t.slot)
-		}
+	if !c.d.timers.heap.sound() {
+		c.fault("a timer is out of place")
+	}
+	for _, t := range c.d.timers.heap.items {
 		if r, ok := t.owner.(*fetchRequest); ok && c.d.requests[r.id] != r {
 			c.fault("timer of request %d, which is forgotten", r.id)
 		}

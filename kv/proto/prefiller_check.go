@@ -2,6 +2,7 @@ package proto
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/hawser-project/hawser/internal/invariants"
 )
@@ -39,10 +40,8 @@ func (p *Prefiller) Check() error {
 	}
 	p.checkJobs(posted)
 	p.checkCredits()
-	for i, a := range p.alarms.heap {
-		if a.slot != i+1 || i > 0 && p.alarms.less(i, (i-1)/2) {
-			p.broke("alarm %d is out of place", i)
-		}
+	if !p.alarms.heap.sound() {
+		p.broke("an alarm is out of place")
 	}
 	return p.broken
 }
@@ -73,10 +72,8 @@ func (p *Prefiller) checkLink(l *serveLink, posted map[*serving]uint64) {
 	if live != len(l.live) || len(l.attempts)-live > maxSeqs {
 		p.broke("link %d: %d of %d attempts are live, counted %d", l.id, live, len(l.attempts), len(l.live))
 	}
-	for i, s := range l.work.heap {
-		if s.posts.slot != i+1 || !s.step.open() || i > 0 && l.work.less(i, (i-1)/2) {
-			p.broke("link %d: work %d is out of place", l.id, i)
-		}
+	if !l.work.sound() || slices.ContainsFunc(l.work.items, func(s *serving) bool { return !s.step.open() }) {
+		p.broke("link %d: work is out of place, or of an attempt that must not post", l.id)
 	}
 }
 

@@ -56,10 +56,10 @@ type serveLink struct {
 	waiting        int                 // jobs that this link made and that wait
 	words          int                 // page numbers and token ids that live attempts keep
 
-	work        workHeap // live attempts with something to post
-	dirty       bool     // in Prefiller.dirty
-	hungry      bool     // in Prefiller.hungry
-	outstanding int      // writes
+	work        ordered[*serving] // live attempts with something to post
+	dirty       bool              // in Prefiller.dirty
+	hungry      bool              // in Prefiller.hungry
+	outstanding int               // writes
 
 	credit linkCredit
 	beat   alarm

@@ -159,7 +159,7 @@ func (p *Prefiller) ready(s *serving) {
 	}
 	l := s.link
 	f.class = int64(p.now/agingTime) - int64(s.priority)
-	l.work.push(s)
+	l.work.put(s)
 	if !l.dirty {
 		l.dirty = true
 		p.dirty = append(p.dirty, l)
@@ -201,8 +201,8 @@ func (p *Prefiller) park(s *serving) {
 // pump posts what waits on a link, as far as the window allows.
 // hot:
 func (p *Prefiller) pump(l *serveLink) {
-	for len(l.work.heap) > 0 && !l.hungry {
-		s := l.work.heap[0]
+	for len(l.work.items) > 0 && !l.hungry {
+		s := l.work.items[0]
 		most := p.window(l)
 		if most == 0 || !p.postNext(s, most) {
 			return
@@ -248,7 +248,7 @@ func (p *Prefiller) postNext(s *serving, most int) bool {
 			if f.first < 0 && f.at < 0 && !s.tailDue() {
 				s.link.work.remove(s)
 			} else {
-				s.link.work.fix(s)
+				s.link.work.put(s)
 			}
 		}
 	}
@@ -450,66 +450,18 @@ func (p *Prefiller) Completed(now Time, cookie uint64, err error) {
 	p.leave()
 }
 
-// workHeap is the attempts of a link that have something to post: higher priority first, aged by one class in agingTime, then less left.
-type workHeap struct{ heap []*serving }
-
+// before is the order of the attempts of a link that have something to post: higher priority first, aged by one class in agingTime, then
+// less left.
 // hot:
-func (h *workHeap) less(i, k int) bool {
-	a, b := h.heap[i].posts, h.heap[k].posts
+func (s *serving) before(o *serving) bool {
+	a, b := s.posts, o.posts
 	switch {
 	case a.class != b.class:
 		return a.class < b.class
 	case a.left != b.left:
 		return a.left < b.left
 	}
-	return h.heap[i].seq < h.heap[k].seq
+	return s.seq < o.seq
 }
 
-func (h *workHeap) swap(i, k int) {
-	h.heap[i], h.heap[k] = h.heap[k], h.heap[i]
-	h.heap[i].posts.slot, h.heap[k].posts.slot = i+1, k+1
-}
-
-// hot:
-func (h *workHeap) push(s *serving) {
-	h.heap = append(h.heap, s)
-	s.posts.slot = len(h.heap)
-	h.fix(s)
-}
-
-// hot:
-func (h *workHeap) remove(s *serving) {
-	i, last := s.posts.slot-1, len(h.heap)-1
-	if i < 0 {
-		return
-	}
-	h.swap(i, last)
-	h.heap[last] = nil
-	h.heap = h.heap[:last]
-	s.posts.slot = 0
-	if i < last {
-		h.fix(h.heap[i])
-	}
-}
-
-// hot:
-func (h *workHeap) fix(s *serving) {
-	i := s.posts.slot - 1
-	for i > 0 && h.less(i, (i-1)/2) {
-		h.swap(i, (i-1)/2)
-		i = (i - 1) / 2
-	}
-	for {
-		least := i
-		for c := 2*i + 1; c <= 2*i+2 && c < len(h.heap); c++ {
-			if h.less(c, least) {
-				least = c
-			}
-		}
-		if least == i {
-			return
-		}
-		h.swap(i, least)
-		i = least
-	}
-}
+func (s *serving) place() *int { return &s.posts.slot }
