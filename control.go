@@ -318,7 +318,9 @@ func (p *Peer) claim(conn net.Conn, dialer bool, lost *session) (*session, error
 		if err := p.yield(old, dialer, lost); err != nil {
 			return nil, err
 		}
+		s.number = old.number
 	}
+	s.number++
 	for old != nil && old.over.Load() {
 		old = old.prev.Load()
 	}

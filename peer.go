@@ -17,8 +17,7 @@ type Peer struct {
 	number uint32 // of this engine's peers, for the flight recorder
 	source imm.Source
 
-	cur      atomic.Pointer[session] // the latest session, whatever its state; set under mu
-	sessions atomic.Uint64           // that ever began: the number of the latest
+	cur atomic.Pointer[session] // the latest session, whatever its state; set under mu
 
 	mu     sync.Mutex
 	name   string // guarded by mu

@@ -32,7 +32,7 @@ type session struct {
 	note      // fires after fail, and after the worker changed the links
 	e         *Engine
 	peer      *Peer
-	number    uint64 // among the sessions with the peer, from 1
+	number    uint64 // among the sessions with the peer, from 1, in the order of being the latest; set by claim
 	conn      net.Conn
 	dialer    bool      // we dialed
 	addr      string    // what we dialed; set before the session is up
@@ -85,7 +85,7 @@ var (
 
 func (e *Engine) newSession(p *Peer, conn net.Conn, dialer bool) *session {
 	s := &session{
-		e: e, peer: p, number: p.sessions.Add(1), conn: conn, dialer: dialer, out: make(chan []byte, outDepth), questions: make(chan []byte),
+		e: e, peer: p, conn: conn, dialer: dialer, out: make(chan []byte, outDepth), questions: make(chan []byte),
 		wake: make(chan struct{}), asked: map[uint64]func([]byte) error{}, posted: make(chan struct{}, 1), logged: make(chan struct{}),
 	}
 	s.target = s
