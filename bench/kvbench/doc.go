@@ -1,4 +1,4 @@
-// Package kvbench measures package kv between processes: B1 to B8, which docs/kv.md explains.
+// Package kvbench measures package kv between processes: B1 to B8, whose figures stand in docs/performance.md.
 //
 // This process decodes. A child, which runs [Serve], prefills: its cache is filled before the clock starts, and its layers take as
 // long as they are told to. Both read the same clock, so that a time taken there can be compared with one taken here. Whatever is
