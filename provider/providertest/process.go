@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/hex"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -67,7 +68,13 @@ func (w *world) startChild(does string) *child {
 		parts[i] = "^" + regexp.QuoteMeta(p) + "$"
 	}
 	c := &child{w: w, in: in, lines: make(chan string, 4)}
-	c.cmd = exec.Command(exe, "-test.run="+strings.Join(parts, "/"), "-test.count=1", "-test.timeout=2m")
+	args := []string{"-test.run=" + strings.Join(parts, "/"), "-test.count=1", "-test.timeout=2m"}
+	flag.Visit(func(f *flag.Flag) { // what the package's own flags ask for, the child has to do, too
+		if !strings.HasPrefix(f.Name, "test.") {
+			args = append(args, "-"+f.Name+"="+f.Value.String())
+		}
+	})
+	c.cmd = exec.Command(exe, args...)
 	c.cmd.Env = append(os.Environ(), childEnv+"="+does)
 	c.cmd.Stdin, c.cmd.Stdout, c.cmd.Stderr = stdin, &c.out, &c.out
 	c.cmd.ExtraFiles = []*os.File{reply}
