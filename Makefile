@@ -71,8 +71,10 @@ sim:
 kvsim:
 	$(TESTSUM) -name kvsim -live 'kvsim: ' -- -run '^(TestSeeds|TestSimulator)$$' -count=1 -timeout=0 ./kv/kvtest -kvsim.runs=$(SIMRUNS) -kvsim.time=$(SIMTIME) -kvsim.base=$(SIMBASE) -kvsim.cover
 
-# The same without one guard of the protocol after the other: each time some scenario must fail within MUTATETIME.
+# The same without one guard of the protocol after the other: each time some scenario must fail within MUTATETIME, and the guard's own
+# test at once.
 kvmutate:
+	$(TESTSUM) -name kvguards -- -tags kvmutate -run 'GuardsAreNeeded$$' -count=1 ./kv/proto
 	$(TESTSUM) -name kvmutate -live 'kvmutate: ' -- -tags kvmutate -run '^TestMutations$$' -count=1 -timeout=0 ./kv/kvtest -kvsim.mutate=$(MUTATETIME)
 
 # The protocol of kv in the model checker spin (kv/model): every state of two attempts, and that each guard is needed. MODELMINUTES:
