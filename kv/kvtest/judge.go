@@ -65,16 +65,24 @@ func (g *judge) parted(x *pair) {
 	}
 }
 
+// reads is a message that is sent, and the link that it belongs to. The link is nil when the message cannot be read.
+func (g *judge) reads(x *pair, from, to string, data []byte) (*promises, proto.Head, proto.Body) {
+	h, b, err := proto.Decode(data)
+	if err != nil {
+		g.w.fail("model", "%s sends: %v", from, err)
+		return nil, h, nil
+	}
+	g.w.told(from, to, h, b)
+	return g.link(x, h.Epoch), h, b
+}
+
 // fromD is a message that a decoder sends.
 func (g *judge) fromD(x *pair, data []byte) {
 	w := g.w
-	h, b, err := proto.Decode(data)
-	if err != nil {
-		w.fail("model", "%s sends: %v", x.d.name, err)
+	l, h, b := g.reads(x, x.d.name, x.p.name, data)
+	if l == nil {
 		return
 	}
-	w.told(x.d.name, x.p.name, h, b)
-	l := g.link(x, h.Epoch)
 	for _, a := range x.d.live {
 		for _, o := range a.writers {
 			if o.x == x && o.epoch == h.Epoch && o.dispatched && a.seq < h.LowWater && !x.d.settled(o) {
@@ -169,33 +177,22 @@ func (a *attempt) holds() bool {
 
 // fromP is a message that a prefiller sends.
 func (g *judge) fromP(x *pair, data []byte) {
-	w := g.w
-	h, b, err := proto.Decode(data)
-	if err != nil {
-		w.fail("model", "%s sends: %v", x.p.name, err)
+	l, h, b := g.reads(x, x.p.name, x.d.name, data)
+	if l == nil {
 		return
 	}
-	w.told(x.p.name, x.d.name, h, b)
-	l := g.link(x, h.Epoch)
+	l.granted = max(l.granted, granted(b))
 	switch m := b.(type) {
 	case *proto.HelloAck:
 		if l.ticket != h.Ticket {
 			l.ticket, l.low, l.next, l.bye = h.Ticket, 0, 0, false // p has forgotten the epoch, and a late Hello began it again
 			clear(l.cancels)
 		}
-		l.grants(m.Granted)
-	case *proto.Accept:
-		l.grants(m.Granted)
-	case *proto.Beat:
-		l.grants(m.Granted)
 	case *proto.Reject:
-		l.grants(m.Granted)
 		g.ends(x, l, m.Seq, 0, true, "Reject")
 	case *proto.CancelAck:
-		l.grants(m.Granted)
 		g.ends(x, l, m.Seq, m.Posted, m.Exact, "CancelAck")
 	case *proto.Failed:
-		l.grants(m.Granted)
 		g.ends(x, l, m.Seq, m.Posted, m.Exact, "Failed")
 	case *proto.State:
 		for _, s := range m.Of {
@@ -206,12 +203,10 @@ func (g *judge) fromP(x *pair, data []byte) {
 	case *proto.Bye:
 		l.bye = true
 		if !x.p.closed && m.Text == "prefiller is draining" && l.low != l.next {
-			w.fail("I11", "%s says bye to %s, and has heard of attempts from %d to %d", x.p.name, x.d.name, l.low, l.next)
+			g.w.fail("I11", "%s says bye to %s, and has heard of attempts from %d to %d", x.p.name, x.d.name, l.low, l.next)
 		}
 	}
 }
-
-func (l *promises) grants(n uint64) { l.granted = max(l.granted, n) }
 
 // ends is an answer that promises that no write of an attempt is outstanding and none will start.
 func (g *judge) ends(x *pair, l *promises, seq, posted uint64, exact bool, what string) {
