@@ -57,6 +57,44 @@ func one[B proto.Body](s *sayings, from proto.Peer) B {
 	return all[0]
 }
 
+// machine is what the rigs need of both machines.
+type machine interface {
+	Tick(proto.Time)
+	Next() (proto.Time, bool)
+	Check() error
+}
+
+// rig is a machine, what it says, and its time.
+type rig[M machine] struct {
+	sayings
+	m   M
+	now proto.Time
+}
+
+func newRig[M machine](t testing.TB) rig[M] { return rig[M]{sayings: sayings{t: t}, now: time.Hour} }
+
+func (r *rig[M]) check() {
+	r.t.Helper()
+	if err := r.m.Check(); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// pass lets time pass.
+func (r *rig[M]) pass(d time.Duration) {
+	r.t.Helper()
+	for end := r.now + d; ; {
+		at, ok := r.m.Next()
+		if !ok || at > end {
+			r.now = end
+			return
+		}
+		r.now = max(r.now, at)
+		r.m.Tick(r.now)
+		r.check()
+	}
+}
+
 // tiny has 2 layers and 2 planes, so that a page of 4 tokens is 4 writes.
 var tiny = layout.Model{Name: "tiny", Layers: 2, Groups: []layout.Group{{PageTokens: 4, KVHeads: 2, HeadDim: 8, ElemSize: 2, Planes: 2}}}
 
@@ -80,9 +118,7 @@ func topologyOf(t testing.TB, s layout.Spec, members int) *layout.Topology {
 
 // decodeRig is a proto.Decoder. Prefillers are peers that the test speaks for.
 type decodeRig struct {
-	sayings
-	m    *proto.Decoder
-	now  proto.Time
+	rig[*proto.Decoder]
 	pool *pool.Pool
 
 	connects []proto.Link
@@ -102,7 +138,7 @@ func newDecodeRig(t testing.TB, pages int, change ...func(*proto.DecoderConfig))
 		t.Fatal(err)
 	}
 	r := &decodeRig{
-		sayings: sayings{t: t}, now: time.Hour, pool: p, epochs: map[proto.Peer]uint64{}, landed: map[uint64]map[proto.Peer]uint64{},
+		rig: newRig[*proto.Decoder](t), pool: p, epochs: map[proto.Peer]uint64{}, landed: map[uint64]map[proto.Peer]uint64{},
 		taken: map[uint64]bool{}, ready: map[proto.Request]proto.Result{}, ended: map[proto.Request]error{}, quiet: map[proto.Request]bool{},
 	}
 	cfg := proto.DecoderConfig{
@@ -175,28 +211,6 @@ func (r *decodeRig) land(seq uint64, p proto.Peer, n uint64) {
 	r.check()
 }
 
-func (r *decodeRig) check() {
-	r.t.Helper()
-	if err := r.m.Check(); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
-// pass lets time pass.
-func (r *decodeRig) pass(d time.Duration) {
-	r.t.Helper()
-	for end := r.now + d; ; {
-		at, ok := r.m.Next()
-		if !ok || at > end {
-			r.now = end
-			return
-		}
-		r.now = max(r.now, at)
-		r.m.Tick(r.now)
-		r.check()
-	}
-}
-
 // ask fetches a prompt of so many whole pages.
 func (r *decodeRig) ask(id string, pages int, change func(*proto.Fetch), from ...string) proto.Request {
 	r.t.Helper()
@@ -225,9 +239,7 @@ func (r *decodeRig) allFree() {
 
 // prefillRig is a proto.Prefiller. Writes are outstanding until the test completes them.
 type prefillRig struct {
-	sayings
-	m   *proto.Prefiller
-	now proto.Time
+	rig[*proto.Prefiller]
 
 	admit   func(*proto.JobInfo) proto.Admission
 	posts   []posted // outstanding
@@ -257,7 +269,7 @@ func newPrefillRig(t testing.TB, s layout.Spec, change ...func(*proto.PrefillerC
 	t.Helper()
 	top := topologyOf(t, s, 1)
 	r := &prefillRig{
-		sayings: sayings{t: t}, now: time.Hour, top: top, started: map[proto.JobID]bool{}, stopped: map[proto.JobID]bool{}, pinned: map[proto.JobID]int{},
+		rig: newRig[*proto.Prefiller](t), top: top, started: map[proto.JobID]bool{}, stopped: map[proto.JobID]bool{}, pinned: map[proto.JobID]int{},
 		ticket: map[proto.Peer]uint64{}, next: map[proto.Peer]uint64{},
 	}
 	r.admit = func(info *proto.JobInfo) proto.Admission {
@@ -352,13 +364,6 @@ func (r *prefillRig) completeAll() {
 	}
 }
 
-func (r *prefillRig) check() {
-	r.t.Helper()
-	if err := r.m.Check(); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
 // link says Hello, of a decoder with so many pages.
 func (r *prefillRig) link(p proto.Peer, instance string, s layout.Spec) {
 	r.t.Helper()
@@ -437,21 +442,6 @@ func (r *prefillRig) compute(j proto.JobID, n int) {
 	}
 	r.m.PassEnd(r.now, pass)
 	r.check()
-}
-
-// pass lets time pass.
-func (r *prefillRig) pass(d time.Duration) {
-	r.t.Helper()
-	for end := r.now + d; ; {
-		at, ok := r.m.Next()
-		if !ok || at > end {
-			r.now = end
-			return
-		}
-		r.now = max(r.now, at)
-		r.m.Tick(r.now)
-		r.check()
-	}
 }
 
 // held checks that a job holds pages, or none.
