@@ -14,11 +14,6 @@ import (
 	"github.com/hawser-project/hawser/kv/proto"
 )
 
-// puppetMemory is the memory of a decoder that is a puppet.
-func puppetMemory(t testing.TB, p *puppet) *side {
-	return newSideOn(t, p.eng, layout.Spec{Model: small, Pages: 64})
-}
-
 // TestHostileDecoder sends a prefiller what no decoder would. It costs the sender its link, with one word why, and nobody else anything.
 func TestHostileDecoder(t *testing.T) {
 	onNetworks(t, func(t *testing.T, network string) {
@@ -301,15 +296,11 @@ func TestFencedWriterHurtsNobody(t *testing.T) {
 func TestDigestFindsCorruption(t *testing.T) {
 	src := newSide(t, "p", "shm", layout.Spec{Model: small, Pages: 64})
 	dst := newSide(t, "d", "shm", layout.Spec{Model: small, Pages: 64})
-	go1 := make(chan struct{})
+	wait, open := gate()
 	e := newLLM(t, src, kv.PrefillerConfig{Verify: true}, func(e *llm) {
-		e.wait = func(_ *kv.Job, layer int) bool {
-			if layer == 1 {
-				<-go1
-			}
-			return true
-		}
+		e.wait = func(j *kv.Job, layer int) bool { return layer != 1 || wait(j, layer) }
 	})
+	defer open()
 	d := newDecoder(t, dst, kv.DecoderConfig{Verify: true})
 	p, err := d.Fetch(limit(t), kv.FetchRequest{ID: "r", Prompt: prompt("r", 250), From: from(src.eng)})
 	if err != nil {
@@ -326,7 +317,7 @@ func TestDigestFindsCorruption(t *testing.T) {
 	for i := range 64 { // one of them is not the request's
 		memory[i*page+rand.IntN(page)] ^= 1
 	}
-	close(go1)
+	open()
 	if _, err := p.Wait(limit(t)); !errors.Is(err, proto.ErrCorrupt) {
 		t.Errorf("%v, want corrupt", err)
 	}

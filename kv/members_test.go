@@ -1,6 +1,7 @@
 package kv_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -301,20 +302,25 @@ func TestTailOnly(t *testing.T) {
 	})
 }
 
+// drains begins a Drain, which has to wait, and does not wait.
+func drains(t *testing.T, drain func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := drain(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatalf("drained with requests under way: %v", err)
+	}
+}
+
 // TestDrainPrefiller delivers what is under way and refuses what comes later; the other prefiller gets it.
 func TestDrainPrefiller(t *testing.T) {
 	onNetworks(t, func(t *testing.T, network string) {
 		a := newSide(t, "a", network, layout.Spec{Model: small, Pages: 256})
 		b := newSide(t, "b", network, layout.Spec{Model: small, Pages: 256})
 		dst := newSide(t, "d", network, layout.Spec{Model: small, Pages: 256})
-		begun := make(chan struct{}, 100)
-		first := newLLM(t, a, kv.PrefillerConfig{}, func(e *llm) {
-			e.wait = func(*kv.Job, int) bool {
-				begun <- struct{}{}
-				time.Sleep(2 * time.Millisecond)
-				return true
-			}
-		})
+		wait, open := gate()
+		first := newLLM(t, a, kv.PrefillerConfig{}, func(e *llm) { e.wait = wait })
+		defer open()
 		second := newLLM(t, b, kv.PrefillerConfig{})
 		d := newDecoder(t, dst, kv.DecoderConfig{})
 		sources := slices.Concat(from(a.eng), from(b.eng))
@@ -325,35 +331,38 @@ func TestDrainPrefiller(t *testing.T) {
 			}
 			return p
 		}
-		var all []*kv.Pending
-		for i := range 5 {
-			all = append(all, ask(fmt.Sprint("early ", i)))
+		arrive := func(all []*kv.Pending) {
+			for _, p := range all {
+				res, err := p.Wait(limit(t))
+				if err != nil {
+					t.Error(err)
+					continue
+				}
+				res.Release()
+			}
 		}
-		<-begun
+		var early, late []*kv.Pending
+		for i := range 5 {
+			early = append(early, ask(fmt.Sprint("early ", i)))
+		}
 		eventually(t, func() error {
 			if n := first.p.Stats().Accepted; n < 5 {
 				return fmt.Errorf("%d attempts accepted, want 5", n)
 			}
 			return nil
 		})
-		drained := make(chan error, 1)
-		go func() { drained <- first.p.Drain(limit(t)) }()
+		drains(t, first.p.Drain)
 		for i := range 5 {
-			all = append(all, ask(fmt.Sprint("late ", i)))
+			late = append(late, ask(fmt.Sprint("late ", i)))
 		}
-		for i, p := range all {
-			res, err := p.Wait(limit(t))
-			if err != nil {
-				t.Errorf("request %d: %v", i, err)
-				continue
-			}
-			res.Release()
-		}
-		if err := <-drained; err != nil {
+		arrive(late)
+		open()
+		arrive(early)
+		if err := first.p.Drain(limit(t)); err != nil {
 			t.Error(err)
 		}
-		if n := first.p.Stats(); n.Failed != 0 || n.Cancelled != 0 || n.Silent != 0 {
-			t.Errorf("attempts of a prefiller that drains ended badly: %+v", n)
+		if n := first.p.Stats(); n.Accepted != 5 || n.Failed != 0 || n.Cancelled != 0 || n.Silent != 0 {
+			t.Errorf("a prefiller that drains has taken more, or ended what it had badly: %+v", n)
 		}
 		idle(t, d, dst, first)
 		idle(t, d, dst, second)
@@ -364,9 +373,9 @@ func TestDrainPrefiller(t *testing.T) {
 func TestDrainDecoder(t *testing.T) {
 	src := newSide(t, "p", "shm", layout.Spec{Model: small, Pages: 256})
 	dst := newSide(t, "d", "shm", layout.Spec{Model: small, Pages: 64})
-	e := newLLM(t, src, kv.PrefillerConfig{}, func(e *llm) {
-		e.wait = func(*kv.Job, int) bool { time.Sleep(time.Millisecond); return true }
-	})
+	wait, open := gate()
+	e := newLLM(t, src, kv.PrefillerConfig{}, func(e *llm) { e.wait = wait })
+	defer open()
 	d := newDecoder(t, dst, kv.DecoderConfig{})
 	var all []*kv.Pending
 	for i := range 10 {
@@ -382,6 +391,11 @@ func TestDrainDecoder(t *testing.T) {
 			}
 		}()
 	}
+	drains(t, d.Drain)
+	if _, err := d.Fetch(limit(t), kv.FetchRequest{ID: "late", Prompt: prompt("late", 4), From: from(src.eng)}); !errors.Is(err, proto.ErrDraining) {
+		t.Errorf("fetch after Drain: %v", err)
+	}
+	open()
 	if err := d.Drain(limit(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -395,9 +409,6 @@ func TestDrainDecoder(t *testing.T) {
 		if _, err := p.Wait(limit(t)); err != nil {
 			t.Error(err)
 		}
-	}
-	if _, err := d.Fetch(limit(t), kv.FetchRequest{ID: "late", Prompt: prompt("late", 4), From: from(src.eng)}); !errors.Is(err, proto.ErrDraining) {
-		t.Errorf("fetch after Drain: %v", err)
 	}
 	idle(t, d, dst, e)
 }

@@ -87,6 +87,11 @@ type decoding struct {
 	pair *layout.Pair
 }
 
+// puppetMemory is the memory of a decoder that is a puppet.
+func puppetMemory(t testing.TB, p *puppet) *side {
+	return newSideOn(t, p.eng, layout.Spec{Model: small, Pages: 64})
+}
+
 // helloOf is what a decoder with the memory of a side says.
 func (p *puppet) helloOf(m *side) *proto.Hello {
 	p.t.Helper()

@@ -1,7 +1,6 @@
 package kv_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -218,22 +217,9 @@ func TestReg23ReaperWithoutTraffic(t *testing.T) {
 		}
 	})
 	defer close(stuck)
-	m := newSide(t, "memory", "shm", layout.Spec{Model: small, Pages: 64})
 	puppet := newPuppet(t, "shm")
-	m.regions = nil
-	_, sizes, err := layout.Build(layout.Spec{Model: small, Pages: 64})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, n := range sizes {
-		r, err := puppet.eng.Alloc(uint64(n), hawser.MemOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		m.regions = append(m.regions, r)
-	}
-	d := puppet.decodeFrom(e, m)
-	ask := d.dispatch("r", 100, 200*time.Millisecond)
+	d := puppet.decodeFrom(e, puppetMemory(t, puppet))
+	ask := d.dispatch("r", 100, 2*time.Second) // long enough to look at the pages
 	puppet.say(d.to, d.head, ask)
 	hear[*proto.Accept](puppet)
 	if src.pools[0].Counts().Leased == 0 {
@@ -265,10 +251,9 @@ func TestReg24DrainDeliversPosted(t *testing.T) {
 	onNetworks(t, func(t *testing.T, network string) {
 		src := newSide(t, "p", network, layout.Spec{Model: small, Pages: 1024})
 		dst := newSide(t, "d", network, layout.Spec{Model: small, Pages: 1024})
-		go1 := make(chan struct{})
-		e := newLLM(t, src, kv.PrefillerConfig{}, func(e *llm) {
-			e.wait = func(*kv.Job, int) bool { <-go1; return true }
-		})
+		wait, open := gate()
+		e := newLLM(t, src, kv.PrefillerConfig{}, func(e *llm) { e.wait = wait })
+		defer open()
 		down := &deaths{}
 		d := newDecoder(t, dst, kv.DecoderConfig{Observer: down.note})
 		var all []*kv.Pending
@@ -290,17 +275,13 @@ func TestReg24DrainDeliversPosted(t *testing.T) {
 			all[i].Cancel("the user has left")
 			quiet(t, all[i])
 		}
-		impatient, cancel := context.WithCancel(t.Context())
-		cancel()
-		if err := e.p.Drain(impatient); !errors.Is(err, context.Canceled) {
-			t.Fatalf("drained with ten requests under way: %v", err)
-		}
+		drains(t, e.p.Drain)
 		down.mu.Lock()
 		if !down.last.IsZero() {
 			t.Errorf("a link went down because of a cancel: %v", down.err)
 		}
 		down.mu.Unlock()
-		close(go1)
+		open()
 		for i, p := range all {
 			res, err := p.Wait(limit(t))
 			if i%2 == 0 {

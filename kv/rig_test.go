@@ -261,6 +261,12 @@ func newLLM(t testing.TB, m *side, cfg kv.PrefillerConfig, change ...func(*llm))
 	return e
 }
 
+// gate is a wait of an llm, which ends when open is called. Have it called before the llm's end, also when the test fails.
+func gate() (wait func(*kv.Job, int) bool, open func()) {
+	c := make(chan struct{})
+	return func(*kv.Job, int) bool { <-c; return true }, sync.OnceFunc(func() { close(c) })
+}
+
 func (e *llm) Admit(j *kv.Job) proto.Admission {
 	info := j.Info()
 	if e.unknown && !info.Expected {
