@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hawser-project/hawser"
@@ -64,11 +63,9 @@ type Prefiller struct {
 	engine *Engine
 	kv     *kv.Prefiller
 	words  []*hawser.Watcher // by rank
-	drain  chan struct{}     // closed when Drain has come to its end
+	drain  chan struct{}     // closed by Drain
 	once   sync.Once
 	begun  time.Time // of the layer that is computed; the engine's Run's
-
-	draining atomic.Bool
 
 	mu    sync.Mutex // guards the rest
 	jobs  map[*kv.Job]*served
@@ -167,7 +164,7 @@ func (p *Prefiller) close(ctx context.Context) error {
 	return p.kv.Close(closing)
 }
 
-// Run serves until ctx ends, which is no error, or until Drain has come to its end. Then it closes everything but the engine.
+// Run serves until ctx ends, which is no error, or until all is drained after Drain. Then it closes everything but the engine.
 func (p *Prefiller) Run(ctx context.Context) (PrefillReport, error) {
 	var wg sync.WaitGroup
 	running, stop := context.WithCancel(ctx)
@@ -178,7 +175,9 @@ func (p *Prefiller) Run(ctx context.Context) (PrefillReport, error) {
 	wg.Go(func() {
 		select {
 		case <-p.drain:
-			stop()
+			if p.kv.Drain(running) == nil {
+				stop()
+			}
 		case <-running.Done():
 		}
 	})
@@ -213,18 +212,21 @@ func (p *Prefiller) Attempts(f func(proto.ServeInfo)) { p.kv.Attempts(f) }
 // Cancel ends all jobs of a request and reports how many there were.
 func (p *Prefiller) Cancel(id, reason string) int { return p.kv.FailID(id, reason) }
 
-// Drain takes no new jobs and waits until those that are there have ended; then Run ends. When ctx ends first Drain may be called again.
+// Drain takes no new jobs and waits until those that are there have ended; then Run ends, also when ctx ends first.
 func (p *Prefiller) Drain(ctx context.Context) error {
-	p.draining.Store(true)
-	if err := p.kv.Drain(ctx); err != nil {
-		return err
-	}
 	p.once.Do(func() { close(p.drain) })
-	return nil
+	return p.kv.Drain(ctx)
 }
 
 // Draining reports whether Drain was called.
-func (p *Prefiller) Draining() bool { return p.draining.Load() }
+func (p *Prefiller) Draining() bool {
+	select {
+	case <-p.drain:
+		return true
+	default:
+		return false
+	}
+}
 
 // handler is what kv calls, with its lock held.
 type handler struct{ *Prefiller }

@@ -286,6 +286,49 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestDrainEndsThePrefillerLater: whoever asked for it does not wait.
+func TestDrainEndsThePrefillerLater(t *testing.T) {
+	t.Parallel()
+	eng := openEngine(t, "prefill", "shm")
+	p, err := NewPrefiller(eng, PrefillConfig{Shape: mini(t), Layer: LayerTime{A: 30}, Log: testLog()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), hang)
+	defer cancel()
+	served, replayed := make(chan PrefillReport, 1), make(chan Report, 1)
+	go func() {
+		r, err := p.Run(ctx)
+		if err != nil {
+			t.Error(err)
+		}
+		served <- r
+	}()
+	d := newDecoder(t, "shm", DecodeConfig{Shape: mini(t), From: []string{eng.Addr()}, Requests: generate(1, 4)})
+	go func() {
+		tally, err := d.Run(ctx, time.Time{})
+		if err != nil {
+			t.Error(err)
+		}
+		replayed <- tally.Report()
+	}()
+	for p.Progress().Engine.Queued == 0 && ctx.Err() == nil {
+		time.Sleep(time.Millisecond) // between two looks
+	}
+	asking, leave := context.WithCancel(ctx)
+	leave()
+	if err := p.Drain(asking); !errors.Is(err, hawser.ErrBusy) {
+		t.Errorf("got %v, want what still runs", err)
+	}
+	r := <-served
+	if ctx.Err() != nil || r.Done != 1 || !r.Drained {
+		t.Errorf("%+v, %v: want the job done, and then the end", r, ctx.Err())
+	}
+	if r := <-replayed; r.VerifiedRequests != 1 {
+		t.Errorf("%+v: want the request verified", r)
+	}
+}
+
 // TestSourcesComeLater starts a decoder that knows no prefiller.
 func TestSourcesComeLater(t *testing.T) {
 	t.Parallel()
