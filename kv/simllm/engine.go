@@ -90,12 +90,11 @@ type RankLayers struct{ Rank, First, N int }
 // content that can be checked. It schedules as real ones do: passes of chunks of several prompts, the most important and oldest
 // first; a prefix cache; preemption when pages are short. The other methods may be called while Run runs, and do not block.
 type Engine struct {
-	cfg    Config
-	rows   [][]Rows       // by layer
-	ranks  [][]RankLayers // by layer
-	wake   chan struct{}  // capacity 1: the queue or the pool has changed
-	pause  func(ctx context.Context, until time.Time)
-	layers layerTimes // Run's, but for its own lock
+	cfg   Config
+	rows  [][]Rows       // by layer
+	ranks [][]RankLayers // by layer
+	wake  chan struct{}  // capacity 1: the queue or the pool has changed
+	pause func(ctx context.Context, until time.Time)
 
 	mu     sync.Mutex // guards the rest
 	queue  []*task    // not computed to the end, the most important and oldest first
@@ -139,8 +138,6 @@ type Stats struct {
 	Passes    uint64
 	Layers    uint64 // layers of all passes
 	FillBound uint64 // of these, those whose content took longer than their time
-	// Measured times of the last layers; what a layer should have taken is in Nominal.
-	Measured, Nominal Quantiles
 }
 
 // New makes an engine. It owns nothing: the pool and the memory of Config.Rows are the caller's.
@@ -326,6 +323,5 @@ func (e *Engine) Stats() Stats {
 			s.Waiting++
 		}
 	}
-	s.Measured, s.Nominal = e.layers.quantiles()
 	return s
 }

@@ -203,7 +203,7 @@ func TestPassTakesItsTime(t *testing.T) {
 		time.Sleep(time.Second)
 		r.want("0s pass a[0,40)", "1.4ms rank 0 layer 0", "2.8ms rank 0 layer 1", "2.8ms end", "2.8ms a: computed")
 		s := r.engine.Stats()
-		if s.Tokens != 40 || s.Passes != 1 || s.Layers != 2 || s.FillBound != 0 || s.Queued != 0 || s.Measured.P50 != 1.4 || s.Nominal.Max != 1.4 {
+		if s.Tokens != 40 || s.Passes != 1 || s.Layers != 2 || s.FillBound != 0 || s.Queued != 0 {
 			t.Errorf("got %+v", s)
 		}
 		r.end(a)
@@ -591,8 +591,8 @@ func TestFillBoundLayersAreCounted(t *testing.T) {
 	if err := r.engine.Compute(t.Context(), someTokens(1000, 1)); err != nil {
 		t.Error(err)
 	}
-	if s := r.engine.Stats(); s.FillBound != s.Layers || s.Layers != rigLayers || s.Measured.P50 <= s.Nominal.P50 {
-		t.Errorf("got %+v, want all layers late, and measured times above the nominal", s)
+	if s := r.engine.Stats(); s.FillBound != s.Layers || s.Layers != rigLayers {
+		t.Errorf("got %+v, want all layers late", s)
 	}
 	stop()
 }

@@ -146,7 +146,6 @@ func (e *Engine) pass(ctx context.Context, t Transfer, parts []part) error {
 	}
 	each := e.cfg.Layer.pass(chunks...)
 	due := time.Now()
-	last := due
 	for layer := range e.cfg.Layers {
 		if !e.cfg.Prefilled {
 			for _, a := range parts {
@@ -166,8 +165,6 @@ func (e *Engine) pass(ctx context.Context, t Transfer, parts []part) error {
 			return nil
 		}
 		e.ready(p, layer, late)
-		e.layers.add(now.Sub(last), each)
-		last = now
 		if late {
 			due = now
 		}

@@ -1,6 +1,8 @@
 package simllm
 
 import (
+	"math"
+	"slices"
 	"time"
 )
 
@@ -161,3 +163,12 @@ func (r *Report) NoticedAfter(peer string, at time.Time) (time.Duration, bool) {
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// quantile sorts values and returns one of them; 0 when there are none.
+func quantile(values []float64, q float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	slices.Sort(values)
+	return values[int(math.Ceil(q*float64(len(values))))-1]
+}
