@@ -72,8 +72,6 @@ type Config struct {
 	Rows        []Rows // where the content goes: all ranks, layers and planes; nil: none is made
 	Ranks       []RankLayers
 	PassTokens  int // PassTokens when 0
-	// Prefilled makes the content of a prompt before its first pass, which then is only a wait.
-	Prefilled bool
 	// PreemptEvery preempts a job of every so many passes as if pages were short; 0: only when they are.
 	PreemptEvery int
 	// Word stores a rank's progress word; nil: Pass.LayerReady is called instead.
@@ -116,7 +114,6 @@ type task struct {
 	pages   []uint32 // prefix and lease; nil while it waits for them
 	done    int      // tokens that are computed
 	writing bool     // the pool knows of a writer of the lease
-	filled  bool     // the content is made, see Config.Prefilled
 
 	// The pages are given back when it is stopped or preempted, and neither busy nor pinned.
 	busy      bool // in a pass
@@ -235,7 +232,7 @@ func (e *Engine) place(t *task) bool {
 	t.prefix, t.lease = x, l
 	t.pages = slices.Concat(x.Pages, l.Pages)
 	t.done = len(x.Pages) * e.cfg.PageTokens
-	t.writing, t.filled = true, false
+	t.writing = true
 	e.stats.Cached += uint64(t.done)
 	return true
 }

@@ -516,65 +516,57 @@ func TestProgressWords(t *testing.T) {
 	})
 }
 
-// TestContentIsThereWhenTheLayerIs: of both ranks, for a chunked prompt with a cached beginning; or all of it before the first pass.
+// TestContentIsThereWhenTheLayerIs: of both ranks, for a chunked prompt with a cached beginning.
 func TestContentIsThereWhenTheLayerIs(t *testing.T) {
-	for _, prefilled := range []bool{false, true} {
-		var rows []Rows
-		for layer := range rigLayers {
-			for rank := range 2 {
-				r := layRows("pht", 12, rigPage, 1, 32, 0)
-				r.Rank, r.Layer, r.HeadFirst = rank, layer, rank
-				rows = append(rows, r)
-			}
+	var rows []Rows
+	for layer := range rigLayers {
+		for rank := range 2 {
+			r := layRows("pht", 12, rigPage, 1, 32, 0)
+			r.Rank, r.Layer, r.HeadFirst = rank, layer, rank
+			rows = append(rows, r)
 		}
-		var late, layers int
-		edit := func(c *Config) {
-			c.Rows, c.Ranks, c.Prefilled = rows, []RankLayers{{0, 0, rigLayers}, {1, 0, rigLayers}}, prefilled
-			c.Observe = func(parts []Part, layer int, at time.Time, isLate bool) {
-				layers++
-				if isLate {
-					late++
-				}
-			}
-		}
-		bubble(t, 12, edit, func(r *rig) {
-			var job *testJob
-			var span Span
-			check := func(layer int, s Span) {
-				for _, rows := range rows[2*layer : 2*layer+2] {
-					v := NewContent("model", job.tokens).Check(rows, job.source.Pages, s, 1)
-					if v.Wrong != 0 || v.Bytes != uint64((s.N-s.First)*32) {
-						t.Errorf("prefilled %v, layer %d: %+v", prefilled, layer, v)
-					}
-				}
-			}
-			r.onPass = func(parts []Part) {
-				span = parts[0].Span
-				if prefilled {
-					check(0, Span{0, len(job.tokens)})
-					check(1, Span{0, len(job.tokens)})
-				}
-			}
-			r.onDone = func(layer int) { check(layer, Span{0, span.N}) }
-			stop := r.run()
-			long := someTokens(150, 1)
-			for _, n := range []int{40, 150} {
-				job = &testJob{rig: r, id: "a", tokens: long[:n]}
-				s, err := r.engine.Admit(job)
-				if err != nil {
-					t.Fatal(err)
-				}
-				job.source = s
-				r.engine.Start(job)
-				time.Sleep(time.Second)
-				r.end(job)
-			}
-			stop()
-			if s := r.engine.Stats(); s.Cached != 32 || s.Tokens != 40+118 || late != 0 || layers != 6 {
-				t.Errorf("got %+v, %d layers, %d late", s, layers, late)
-			}
-		})
 	}
+	var late, layers int
+	edit := func(c *Config) {
+		c.Rows, c.Ranks = rows, []RankLayers{{0, 0, rigLayers}, {1, 0, rigLayers}}
+		c.Observe = func(parts []Part, layer int, at time.Time, isLate bool) {
+			layers++
+			if isLate {
+				late++
+			}
+		}
+	}
+	bubble(t, 12, edit, func(r *rig) {
+		var job *testJob
+		var span Span
+		check := func(layer int, s Span) {
+			for _, rows := range rows[2*layer : 2*layer+2] {
+				v := NewContent("model", job.tokens).Check(rows, job.source.Pages, s, 1)
+				if v.Wrong != 0 || v.Bytes != uint64((s.N-s.First)*32) {
+					t.Errorf("layer %d: %+v", layer, v)
+				}
+			}
+		}
+		r.onPass = func(parts []Part) { span = parts[0].Span }
+		r.onDone = func(layer int) { check(layer, Span{0, span.N}) }
+		stop := r.run()
+		long := someTokens(150, 1)
+		for _, n := range []int{40, 150} {
+			job = &testJob{rig: r, id: "a", tokens: long[:n]}
+			s, err := r.engine.Admit(job)
+			if err != nil {
+				t.Fatal(err)
+			}
+			job.source = s
+			r.engine.Start(job)
+			time.Sleep(time.Second)
+			r.end(job)
+		}
+		stop()
+		if s := r.engine.Stats(); s.Cached != 32 || s.Tokens != 40+118 || late != 0 || layers != 6 {
+			t.Errorf("got %+v, %d layers, %d late", s, layers, late)
+		}
+	})
 }
 
 // TestFillBoundLayersAreCounted: the time of a layer is shorter than its content takes.

@@ -134,10 +134,6 @@ func (e *Engine) pass(ctx context.Context, t Transfer, parts []part) error {
 			told = append(told, Part{a.job, a.span})
 		}
 		chunks = append(chunks, chunk{a.span.First, a.span.N - a.span.First})
-		if e.cfg.Prefilled && !a.filled {
-			e.fill(a.task, Span{a.done, len(a.tokens)}, e.rows...)
-			a.filled = true
-		}
 	}
 	p, err := t.Begin(told)
 	if err != nil {
@@ -147,9 +143,9 @@ func (e *Engine) pass(ctx context.Context, t Transfer, parts []part) error {
 	each := e.cfg.Layer.pass(chunks...)
 	due := time.Now()
 	for layer := range e.cfg.Layers {
-		if !e.cfg.Prefilled {
-			for _, a := range parts {
-				e.fill(a.task, a.span, e.rows[layer])
+		for _, a := range parts {
+			for _, r := range e.rows[layer] {
+				e.contentOf(a.task).Fill(r, a.pages, a.span)
 			}
 		}
 		due = due.Add(each)
@@ -173,14 +169,6 @@ func (e *Engine) pass(ctx context.Context, t Transfer, parts []part) error {
 	p.End()
 	e.finish(parts, true)
 	return nil
-}
-
-func (e *Engine) fill(t *task, s Span, layers ...[]Rows) {
-	for _, rows := range layers {
-		for _, r := range rows {
-			e.contentOf(t).Fill(r, t.pages, s)
-		}
-	}
 }
 
 func (e *Engine) contentOf(t *task) *Content {
