@@ -6,7 +6,7 @@
 // their pages as long as the output would take to decode.
 //
 //	d, err := simllm.NewDecoder(eng, simllm.DecodeConfig{Shape: shape, From: addrs, Requests: trace.Generate(trace.Config{Requests: 500})})
-//	tally, err := d.Run(ctx)
+//	tally, err := d.Run(ctx, time.Time{})
 //	fmt.Println(tally.Report().VerifiedRequests, tally.Report().CorruptBytes)
 //
 // Both own what they make (memory, pool, goroutines) until Run returns; the engine is the caller's.
