@@ -215,7 +215,7 @@ func sameUser(c *net.UnixConn) error {
 }
 
 // serveOthers starts what others look at: the admin socket, and the metrics if they are wanted.
-func serveOthers(_ context.Context, f *serverFlags, t target) (down func() error, err error) {
+func serveOthers(f *serverFlags, t target) (down func() error, err error) {
 	a, err := startAdmin(f.Admin, t)
 	if err != nil {
 		return nil, err
@@ -223,7 +223,7 @@ func serveOthers(_ context.Context, f *serverFlags, t target) (down func() error
 	if f.Metrics == "" {
 		return a.close, nil
 	}
-	_, stop, err := serveMetrics(f.Metrics, t)
+	stop, err := serveMetrics(f.Metrics, t)
 	if err != nil {
 		return nil, errors.Join(err, a.close())
 	}

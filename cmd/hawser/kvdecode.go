@@ -119,7 +119,7 @@ func (c *decodeCmd) run(ctx context.Context, n *node, cfg simllm.DecodeConfig, p
 	running, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var begin time.Time
-	down, err := serveOthers(ctx, &c.serverFlags, decodeTarget{d, c.Name})
+	down, err := serveOthers(&c.serverFlags, decodeTarget{d, c.Name})
 	if err == nil {
 		defer func() { err = errors.Join(err, down()) }()
 		err = d.Warm(ctx)

@@ -62,7 +62,7 @@ func (c *prefillCmd) serve(ctx context.Context, u *ui, parent *proc.Parent) (err
 	if err != nil {
 		return err
 	}
-	down, err := serveOthers(ctx, &c.serverFlags, prefillTarget{p, c.Name})
+	down, err := serveOthers(&c.serverFlags, prefillTarget{p, c.Name})
 	var leave func() error
 	if err == nil {
 		defer func() { err = errors.Join(err, down()) }()

@@ -45,20 +45,15 @@ func ask(ctx context.Context, path string, call adminCall, f func(line []byte) e
 	lines := bufio.NewScanner(c)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		var end struct {
-			adminEnd
-
-			Process *string `json:"process"`
-			Request *string `json:"request"`
-		}
+		var end adminEnd
 		if err := json.Unmarshal(lines.Bytes(), &end); err != nil {
 			return adminEnd{}, fmt.Errorf("%s: %w", path, err)
 		}
 		switch {
 		case end.Error != "":
-			return end.adminEnd, fmt.Errorf("%s: %s", filepath.Base(path), end.Error)
+			return end, fmt.Errorf("%s: %s", filepath.Base(path), end.Error)
 		case end.OK:
-			return end.adminEnd, nil
+			return end, nil
 		}
 		if err := f(lines.Bytes()); err != nil {
 			return adminEnd{}, err

@@ -76,13 +76,13 @@ func (m *metricWriter) line(name string, v float64, labels ...string) {
 }
 
 // serveMetrics answers at an address until the returned function is called.
-func serveMetrics(addr string, t target) (bound string, down func() error, err error) {
+func serveMetrics(addr string, t target) (down func() error, err error) {
 	if strings.HasPrefix(addr, ":") {
 		addr = "127.0.0.1" + addr
 	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		return "", nil, usage("--metrics: %w", err)
+		return nil, usage("--metrics: %w", err)
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
@@ -94,7 +94,7 @@ func serveMetrics(addr string, t target) (bound string, down func() error, err e
 	s := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
-	return l.Addr().String(), func() error {
+	return func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		if err := s.Shutdown(ctx); err != nil {
