@@ -45,7 +45,7 @@ func (c *demoCmd) Run(ctx context.Context, u *ui) error {
 		"decoders that check every byte. Each of them cancels one request under way.\n", c.Requests)
 	for _, name := range c.Provider {
 		replay := replayCmd{
-			kvFlags:     kvFlags{Geometry: "mini", Scale: 1, Provider: name, Pool: demoPool},
+			kvFlags:     kvFlags{modelFlags: modelFlags{Geometry: "mini", Scale: 1}, Provider: name, Pool: demoPool},
 			decodeFlags: decodeFlags{Requests: c.Requests, CancelN: 1, Seed: 1, Speed: demoSpeed, TokenTime: simllm.DefaultTokenTime, Verify: simllm.VerifyAll},
 			Prefillers:  2, Decoders: demoDecoders, Rails: railPair{1, 1},
 		}

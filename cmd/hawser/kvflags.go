@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -10,34 +12,53 @@ import (
 	"github.com/hawser-project/hawser/kv/trace"
 )
 
-// kvFlags are common to both sides.
-type kvFlags struct {
+// modelFlags say what the KV cache looks like.
+type modelFlags struct {
 	Geometry string  `default:"mini" placeholder:"NAME|FILE.json" help:"Shape of the KV cache: mini, qwen3-8b, qwen3-235b-tp4, llama3-70b-tp8, deepseek-v3, or a geometry file (default: ${default})."`
 	Scale    float64 `default:"1" help:"Keep this share of the layers, at least one (default: ${default})."`
+}
+
+// kvFlags are common to both sides.
+type kvFlags struct {
+	modelFlags
+
 	Provider network `placeholder:"NAME" help:"Network: ${networks} (default: the best that works)."`
 	Pool     size    `default:"1GiB" help:"KV memory of a process (default: ${default})."`
 	Log      string  `placeholder:"FILE" help:"Append what the engine says, and why requests fail, to FILE."`
 }
 
-// loadModel finds a geometry by its name or in a file.
-func loadModel(geometry string, scale float64) (m layout.Model, err error) {
-	if strings.HasSuffix(geometry, ".json") {
-		m, err = readModel(geometry)
+// model finds a geometry by its name or in a file.
+func (f *modelFlags) model() (m layout.Model, err error) {
+	if strings.HasSuffix(f.Geometry, ".json") {
+		m, err = readModel(f.Geometry)
 	} else {
-		m, err = layout.BuiltinModel(geometry)
+		m, err = layout.BuiltinModel(f.Geometry)
 	}
 	if err != nil {
 		return m, usage("--geometry: %w", err)
 	}
-	if m, err = m.Scale(scale); err != nil {
+	if m, err = m.Scale(f.Scale); err != nil {
 		return m, usage("--scale: %w", err)
+	}
+	return m, nil
+}
+
+func readModel(path string) (layout.Model, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return layout.Model{}, err
+	}
+	defer f.Close()
+	m, err := layout.ReadJSON(f)
+	if err != nil {
+		return m, fmt.Errorf("%s: %w", path, err)
 	}
 	return m, nil
 }
 
 // shape is what the flags ask for on one side.
 func (f *kvFlags) shape(side string, tp, page int) (simllm.Shape, error) {
-	m, err := loadModel(f.Geometry, f.Scale)
+	m, err := f.model()
 	if err != nil {
 		return simllm.Shape{}, err
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,8 +10,7 @@ import (
 )
 
 type planCmd struct {
-	Geometry string  `default:"mini" placeholder:"NAME|FILE.json" help:"Shape of the KV cache: mini, qwen3-8b, qwen3-235b-tp4, llama3-70b-tp8, deepseek-v3, or a geometry file (default: ${default})."`
-	Scale    float64 `default:"1" help:"Keep this share of the layers, at least one (default: ${default})."`
+	modelFlags
 
 	Src planSide `embed:"" prefix:"src-"`
 	Dst planSide `embed:"" prefix:"dst-"`
@@ -87,6 +85,9 @@ func (planCmd) Help() string {
 
 // Run prints the plan.
 func (c *planCmd) Run(u *ui) error {
+	if err := c.check(); err != nil {
+		return err
+	}
 	m, err := c.model()
 	if err != nil {
 		return err
@@ -112,27 +113,14 @@ func (c *planCmd) Run(u *ui) error {
 	return u.result(r)
 }
 
-func (c *planCmd) model() (m layout.Model, err error) {
+func (c *planCmd) check() error {
 	switch {
 	case c.Tokens < 0 || c.Tokens > layout.MaxTokens:
-		return m, usage("--tokens: %d, want 0 .. %d", c.Tokens, layout.MaxTokens)
+		return usage("--tokens: %d, want 0 .. %d", c.Tokens, layout.MaxTokens)
 	case c.First < 0 || c.First > c.Tokens:
-		return m, usage("--first: %d, want 0 .. %d, the length of the prompt", c.First, c.Tokens)
+		return usage("--first: %d, want 0 .. %d, the length of the prompt", c.First, c.Tokens)
 	}
-	return loadModel(c.Geometry, c.Scale)
-}
-
-func readModel(path string) (layout.Model, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return layout.Model{}, err
-	}
-	defer f.Close()
-	m, err := layout.ReadJSON(f)
-	if err != nil {
-		return m, fmt.Errorf("%s: %w", path, err)
-	}
-	return m, nil
+	return nil
 }
 
 // topology is the side with pages for so many tokens.
