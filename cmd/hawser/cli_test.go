@@ -126,6 +126,7 @@ func TestUsageErrorsAreOneLine(t *testing.T) {
 		{[]string{"kv", "replay", "--scale", "2"}, "--scale"},
 		{[]string{"kv", "replay", "--layer-time", "soon"}, "--layer-time"},
 		{[]string{"kv", "replay", "--speed", "0"}, "--speed"},
+		{[]string{"kv", "replay", "--token-time", "0"}, "--token-time"},
 		{[]string{"kv", "replay", "--cancel", "200%"}, "--cancel"},
 		{[]string{"kv", "replay", "--rails", "0,1"}, "--rails"},
 		{[]string{"kv", "replay", "--speed", "inf"}, "--speed"},

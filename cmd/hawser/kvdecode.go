@@ -21,8 +21,8 @@ type decodeCmd struct {
 	serverFlags
 	hostFlags
 	childFlag
-	From     []string `placeholder:"ADDR,..." help:"Addresses that prefillers printed, or the host:port at which they listen."`
-	Timeline string   `placeholder:"FILE" help:"Draw the longest request as SVG: layers computed, layers landed."`
+	From     []string `placeholder:"ADDR" help:"Addresses that prefillers printed, or the host:port at which they listen."`
+	Timeline string   `placeholder:"FILE" help:"Draw the longest request as SVG: writes landed, and, on one host, when it was computed; layer by layer hawser kv replay draws it."`
 	Part     string   `hidden:"" placeholder:"I/N"`
 }
 

@@ -150,8 +150,8 @@ func (f *decodeFlags) check() error {
 		return usage("--duration: %v, want 0 or more", f.Duration)
 	case !(f.Speed >= minSpeed && f.Speed <= maxSpeed):
 		return usage("--speed: %v, want %v .. %v", f.Speed, minSpeed, maxSpeed)
-	case f.TokenTime < 0:
-		return usage("--token-time: %v, want 0 or more", f.TokenTime)
+	case f.TokenTime <= 0: // 0 would be the default
+		return usage("--token-time: %v, want more than 0, 1ns is allowed", f.TokenTime)
 	}
 	return nil
 }

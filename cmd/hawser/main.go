@@ -29,7 +29,7 @@ type cli struct {
 	Demo demoCmd `cmd:"" help:"Replay a generated trace between two processes, over several networks, and check every byte."`
 	KV   struct {
 		Replay  replayCmd  `cmd:"" help:"Start prefillers and decoders and replay a trace of requests between them."`
-		Prefill prefillCmd `cmd:"" help:"Serve as a prefiller: print an address, then compute and send KV pages until interrupted."`
+		Prefill prefillCmd `cmd:"" help:"Serve as a prefiller: print an address, then compute and send KV pages until interrupted or drained."`
 		Decode  decodeCmd  `cmd:"" help:"Replay a trace against prefillers at their addresses."`
 		PS      psCmd      `cmd:"" name:"ps" help:"List the prefillers and decoders of this user and their attempts."`
 		Drain   drainCmd   `cmd:"" help:"Let a prefiller or decoder finish what it has, and end."`

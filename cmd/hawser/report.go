@@ -11,7 +11,7 @@ import (
 	"github.com/hawser-project/hawser/kv/simllm"
 )
 
-// replayReport is the decoder's report and what only its starter knows.
+// replayReport is the report of the decoders and what only its starter knows.
 type replayReport struct {
 	simllm.Report
 
@@ -26,7 +26,7 @@ type replayReport struct {
 	PeerDeath  float64               `json:"peer_death_ms"` // of the kill, else of the stop: until the last decoder knew
 
 	RSSMB     float64       `json:"rss_mb"`        // the largest process, 10^6 bytes
-	CPUPerGiB float64       `json:"cpu_s_per_gib"` // of both processes, content and checks included
+	CPUPerGiB float64       `json:"cpu_s_per_gib"` // of all processes, content and checks included
 	Machine   bench.Machine `json:"machine"`
 	Revision  string        `json:"revision"`
 	Command   []string      `json:"command"`
