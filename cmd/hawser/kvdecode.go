@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,25 +51,17 @@ func (c *decodeCmd) replay(ctx context.Context, u *ui, parent *proc.Parent) (err
 	if err != nil {
 		return err
 	}
-	if c.Name == "" {
-		c.Name = fmt.Sprintf("decode-%d", os.Getpid())
-	}
-	n, err := open(ctx, c.Name, &c.kvFlags, &c.hostFlags)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, n.close(ctx)) }()
-	rec, err := newRecorder(c.TraceOut, c.Name)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, rec.close()) }()
 	own, err := part(all, c.Part)
 	if err != nil {
 		return err
 	}
+	n, err := open(ctx, "decode", &c.kvFlags, &c.serverFlags, &c.hostFlags)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.close(ctx)) }()
 	cfg := c.config(n, shape, own, all[0].Arrival)
-	rec.watchDecode(&cfg)
+	n.rec.watchDecode(&cfg)
 	cfg.Progress = func(p simllm.DecodeProgress) {
 		if parent != nil {
 			_ = parent.Send(msgProgress, p) // a parent that is gone ends the context
@@ -97,7 +88,7 @@ func (c *decodeCmd) replay(ctx context.Context, u *ui, parent *proc.Parent) (err
 
 func (c *decodeCmd) config(n *node, shape simllm.Shape, own []trace.Request, origin time.Duration) simllm.DecodeConfig {
 	return simllm.DecodeConfig{
-		Shape: shape, Name: c.Name, From: c.From, Requests: own, Origin: origin, Speed: c.Speed, TokenTime: c.TokenTime,
+		Shape: shape, Name: n.name, From: c.From, Requests: own, Origin: origin, Speed: c.Speed, TokenTime: c.TokenTime,
 		Duration: c.Duration, Cancel: float64(c.Cancel), CancelN: c.CancelN, Seed: c.Seed, Verify: c.Verify, Log: n.log,
 	}
 }
@@ -119,7 +110,7 @@ func (c *decodeCmd) run(ctx context.Context, n *node, cfg simllm.DecodeConfig, p
 	running, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var begin time.Time
-	down, err := serveOthers(&c.serverFlags, decodeTarget{d, c.Name})
+	down, err := serveOthers(&c.serverFlags, decodeTarget{d, n.name})
 	if err == nil {
 		defer func() { err = errors.Join(err, down()) }()
 		err = d.Warm(ctx)

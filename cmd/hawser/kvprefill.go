@@ -38,21 +38,13 @@ func (c *prefillCmd) serve(ctx context.Context, u *ui, parent *proc.Parent) (err
 	if err != nil {
 		return err
 	}
-	if c.Name == "" {
-		c.Name = fmt.Sprintf("prefill-%d", os.Getpid())
-	}
-	n, err := open(ctx, c.Name, &c.kvFlags, &c.hostFlags)
+	n, err := open(ctx, "prefill", &c.kvFlags, &c.serverFlags, &c.hostFlags)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.close(ctx)) }()
-	rec, err := newRecorder(c.TraceOut, c.Name)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, rec.close()) }()
-	cfg := simllm.PrefillConfig{Shape: shape, Name: c.Name, Layer: layer, Calls: c.Calls, Log: n.log}
-	rec.watchPrefill(&cfg)
+	cfg := simllm.PrefillConfig{Shape: shape, Name: n.name, Layer: layer, Calls: c.Calls, Log: n.log}
+	n.rec.watchPrefill(&cfg)
 	if parent == nil {
 		cfg.Progress = func(p simllm.PrefillProgress) {
 			u.status.show("prefill %s: %d done, %d live, %d queued, %d of %d pages free", shape.Model.Name, p.Served.Done, p.Served.Attempts, p.Engine.Queued, p.Pool.Free+p.Pool.Cached, pagesOf(p.Pool))
@@ -62,11 +54,11 @@ func (c *prefillCmd) serve(ctx context.Context, u *ui, parent *proc.Parent) (err
 	if err != nil {
 		return err
 	}
-	down, err := serveOthers(&c.serverFlags, prefillTarget{p, c.Name})
+	down, err := serveOthers(&c.serverFlags, prefillTarget{p, n.name})
 	var leave func() error
 	if err == nil {
 		defer func() { err = errors.Join(err, down()) }()
-		leave, err = c.enlist(n.eng.Addr())
+		leave, err = c.enlist(n)
 	}
 	if err == nil {
 		defer func() { err = errors.Join(err, leave()) }()
@@ -100,7 +92,7 @@ func (c *prefillCmd) report(u *ui, parent *proc.Parent, geometry string, r simll
 }
 
 // enlist enters the prefiller into the registry, if there is one.
-func (c *prefillCmd) enlist(addr string) (leave func() error, err error) {
+func (c *prefillCmd) enlist(n *node) (leave func() error, err error) {
 	if c.Registry == "" {
 		return func() error { return nil }, nil
 	}
@@ -108,10 +100,10 @@ func (c *prefillCmd) enlist(addr string) (leave func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := reg.put(instance{Name: c.Name, Address: addr, PID: os.Getpid()}); err != nil {
+	if err := reg.put(instance{Name: n.name, Address: n.eng.Addr(), PID: os.Getpid()}); err != nil {
 		return nil, err
 	}
-	return func() error { return reg.remove(c.Name, os.Getpid()) }, nil
+	return func() error { return reg.remove(n.name, os.Getpid()) }, nil
 }
 
 // announce tells whoever started the prefiller where it is.

@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -92,25 +94,27 @@ func loopback(listen string) bool {
 	return err != nil || host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// node is the engine of a process and its log.
+// node is the engine of a process, and what is written of it.
 type node struct {
+	name string
 	eng  *hawser.Engine
 	log  *slog.Logger // nil without --log
 	file *os.File     // of log
+	rec  *recorder    // nil without --trace-out
 }
 
 // open opens the engine of one side.
-func open(ctx context.Context, name string, f *kvFlags, h *hostFlags) (*node, error) {
-	o, err := h.options(ctx, name, f.Provider)
+func open(ctx context.Context, role string, f *kvFlags, s *serverFlags, h *hostFlags) (*node, error) {
+	n := &node{name: cmp.Or(s.Name, fmt.Sprintf("%s-%d", role, os.Getpid()))}
+	o, err := h.options(ctx, n.name, f.Provider)
 	if err != nil {
 		return nil, err
 	}
-	n := &node{}
 	if f.Log != "" {
 		if n.file, err = openLog(f.Log); err != nil {
 			return nil, err
 		}
-		n.log = slog.New(slog.NewTextHandler(n.file, nil)).With("process", name)
+		n.log = slog.New(slog.NewTextHandler(n.file, nil)).With("process", n.name)
 		o.Log = n.log
 	}
 	if n.eng, err = hawser.Open(ctx, o); err != nil {
@@ -118,6 +122,9 @@ func open(ctx context.Context, name string, f *kvFlags, h *hostFlags) (*node, er
 			err = &usageError{err}
 		}
 		return nil, errors.Join(err, n.closeLog())
+	}
+	if n.rec, err = newRecorder(s.TraceOut, n.name); err != nil {
+		return nil, errors.Join(err, n.close(ctx))
 	}
 	return n, nil
 }
@@ -133,11 +140,11 @@ func openLog(name string) (*os.File, error) {
 // closeTimeout bounds the drain of an engine at the end.
 const closeTimeout = 5 * time.Second
 
-// close closes the engine, then the log. The context of the command may have ended: that is why the engine closes.
+// close closes the engine, then the trace and the log. The context of the command may have ended: that is why the engine closes.
 func (n *node) close(ctx context.Context) error {
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
-	return errors.Join(n.eng.Close(closing), n.closeLog())
+	return errors.Join(n.eng.Close(closing), n.rec.close(), n.closeLog())
 }
 
 func (n *node) closeLog() error {
