@@ -105,6 +105,7 @@ func startAdmin(path string, t target) (*admin, error) {
 			return nil, err
 		}
 		path = adminPath(dir, os.Getpid())
+		_ = os.Remove(path) // of a process that was killed and had the id that is ours now; else there is none
 	}
 	old := syscall.Umask(0o177) // the socket is made with mode 0600: there is no time at which others can connect
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})

@@ -383,6 +383,30 @@ func TestAdminRefusesNonsense(t *testing.T) {
 	}
 }
 
+// TestAdminTakesOverItsOwnPlace: a killed process, in a container for example, had the same id.
+func TestAdminTakesOverItsOwnPlace(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
+	dir, err := adminDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: adminPath(dir, os.Getpid())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a, err := startAdmin("", idleTarget{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // notRaced leaves tests of several processes to the runs without the race detector, which sees one process at a time, and makes each of
 // them so slow that they do little: packages kv and kv/simllm run the same code under it.
 func notRaced(t *testing.T) {
