@@ -82,7 +82,17 @@ func (c *benchKVCmd) Run(ctx context.Context, u *ui) error {
 		}
 	}
 	r := kvBenchReport{Machine: bench.ThisMachine(), Revision: thisVersion().Revision, Command: os.Args, Began: time.Now().UTC()}
-	var failed error
+	failed := c.measure(ctx, u, &r)
+	if len(r.Tables) > 0 {
+		if err := u.result(r); err != nil {
+			return err
+		}
+	}
+	return failed
+}
+
+// measure adds a table for each benchmark and network, up to the first that fails.
+func (c *benchKVCmd) measure(ctx context.Context, u *ui, r *kvBenchReport) error {
 	for _, id := range c.Which {
 		for _, p := range c.Provider {
 			config := kvbench.Config{
@@ -92,25 +102,17 @@ func (c *benchKVCmd) Run(ctx context.Context, u *ui) error {
 				Tell:   func(what string) { u.status.show("bench kv %s over %s: %s", id, p, what) },
 			}
 			t := kvTable{Benchmark: id, Config: config, Load: bench.LoadAverage()}
-			t.Rows, failed = kvbench.Run(ctx, t.Benchmark, config)
-			if len(t.Rows) > 0 {
+			var err error
+			if t.Rows, err = kvbench.Run(ctx, t.Benchmark, config); len(t.Rows) > 0 {
 				printKVTable(u, &t)
 				r.Tables = append(r.Tables, t)
 			}
-			if failed != nil {
-				break
+			if err != nil {
+				return err
 			}
 		}
-		if failed != nil {
-			break
-		}
 	}
-	if len(r.Tables) > 0 {
-		if err := u.result(r); err != nil {
-			return err
-		}
-	}
-	return failed
+	return nil
 }
 
 // printKVTable prints a line for each value, as rows have different ones.
