@@ -20,7 +20,6 @@ func runControl(ctx context.Context, c Config) (rows []Row, err error) {
 		return nil, err
 	}
 	rows = append(rows, row)
-	c.Profile = ""
 	for _, poll := range []bool{false, true} {
 		row, err := notification(ctx, c, poll)
 		if err != nil {
@@ -132,8 +131,7 @@ func (p *pair) attempt(ctx context.Context) error {
 }
 
 // notification is the time from the last layer of a small prompt until the caller knows. Layers follow each other so fast that the engines
-// of both sides stay awake. With poll the caller looks all the time,
-// otherwise it waits, which it may do asleep.
+// of both sides stay awake. With poll the caller looks all the time, otherwise it waits, which it may do asleep.
 func notification(ctx context.Context, c Config, poll bool) (Row, error) {
 	const tokens = 512
 	row := Row{Name: "mini, 512 tokens, caller waits"}

@@ -21,7 +21,7 @@ type Config struct {
 	Short   bool         `json:"short,omitempty"` // fewer rows and less of each, for tests of the program
 	Child   proc.Spec    `json:"-"`               // of the prefilling process, which calls Serve
 	Replay  []string     `json:"-"`               // arguments of this program that replay a trace, for B3
-	Profile string       `json:"-"`               // folder for processor profiles of both processes; empty: none
+	Profile string       `json:"-"`               // folder for processor profiles of both processes, of the last row; empty: none
 	Only    string       `json:"only,omitempty"`  // rows whose name has this; empty: all
 	Tell    func(string) `json:"-"`               // progress; may be nil
 }

@@ -21,7 +21,7 @@ type (
 		Procs    int       `placeholder:"N" help:"Processors that each of the two processes uses (default: half of them, as they share them)."`
 		Short    bool      `help:"Fewer rows and less work in each: a look whether everything runs, not a measurement."`
 		Row      string    `placeholder:"TEXT" help:"Only the rows of B1, B2, B7 and B8 whose name has this."`
-		Profile  string    `placeholder:"DIR" help:"Write processor profiles of both processes to this folder."`
+		Profile  string    `placeholder:"DIR" help:"Write processor profiles of both processes to this existing folder; of several rows those of the last are kept. B3 has none."`
 	}
 
 	// benchPrefillCmd is the prefilling process.
