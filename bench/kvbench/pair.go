@@ -20,7 +20,7 @@ import (
 	"github.com/hawser-project/hawser/provider"
 )
 
-// pair is a decoder in this process and a prefiller in a child. Owned by one goroutine, which calls close; get may be called by many.
+// pair is a decoder in this process and a prefiller in a child. Owned by one goroutine, which calls close; request may be called by many.
 type pair struct {
 	*memory
 	child *proc.Child
@@ -162,7 +162,7 @@ type moved struct {
 	bytes       uint64
 	computed    []int64 // the beginning, and then each layer
 	ready, told int64
-	landed      []int64 // with follow: when each count of writes was reached
+	landed      []int64 // of B2: when all of each layer had landed
 }
 
 // exposed is the time from the last layer to the end of the transfer.
