@@ -98,12 +98,6 @@ const (
 	fxFailed                // answer Failed
 )
 
-// ServeStates and ServeEvents are the names of the states and events of an attempt on P, in the order of their numbers.
-func ServeStates() []string { return serveStateNames[:] }
-
-// ServeEvents is explained at ServeStates.
-func ServeEvents() []string { return serveEventNames[:] }
-
 // open reports whether writes may be submitted.
 func (a serveStep) open() bool { return a.state == serveRunning }
 

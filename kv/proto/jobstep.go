@@ -50,12 +50,6 @@ var jobEventNames = [jobEvents]string{"expect", "join", "pay", "leave", "detach"
 
 func (e jobEvent) String() string { return jobEventNames[e] }
 
-// JobStates and JobEvents are the names of the states and events of a job, in the order of their numbers.
-func JobStates() []string { return jobStateNames[:] }
-
-// JobEvents is explained at JobStates.
-func JobEvents() []string { return jobEventNames[:] }
-
 type jobEffect uint8
 
 const (

@@ -21,8 +21,7 @@ const (
 	maxDescriptor = 2048    // bytes of one region's descriptor
 	maxRegions    = 4096    // regions that the views of one member lie in
 	maxTopology   = 8 << 20 // bytes of an encoded layout.Topology
-	maxPrompt     = 4 * MaxTokens
-	maxSums       = 4096 // layer groups of a Digest
+	maxSums       = 4096    // layer groups of a Digest
 )
 
 // Prompt is what is to be computed: token ids, or a key under which the prefiller's inference engine finds them, or neither when the

@@ -8,7 +8,6 @@ type Note struct {
 	Seq     uint64
 	Link    Link
 	Peer    Peer
-	Code    Code
 	N       uint64 // NoteQuarantine, NotePublish: pages
 	From    string // NoteAttempt, NoteWriter: state before
 	To      string // state after

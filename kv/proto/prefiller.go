@@ -249,9 +249,9 @@ type Prefiller struct {
 
 // laneOf is one layer of one rank of this member.
 type laneOf struct {
-	rank, layer int // numbers within the member and the rank
-	model       int // layer of the model
-	group       int
+	rank  int // within the member
+	model int // layer of the model
+	group int
 }
 
 // NewPrefiller makes the machine. The errors are hawser.ErrInvalid.
@@ -279,7 +279,7 @@ func NewPrefiller(cfg PrefillerConfig, out PrefillerOut) (*Prefiller, error) {
 		k := &p.own.Ranks[r]
 		p.firstLane = append(p.firstLane, len(p.lanes))
 		for l := range k.Layers {
-			p.lanes = append(p.lanes, laneOf{r, l, k.LayerFirst + l, p.own.GroupOf(k.LayerFirst + l)})
+			p.lanes = append(p.lanes, laneOf{r, k.LayerFirst + l, p.own.GroupOf(k.LayerFirst + l)})
 		}
 	}
 	p.words = make([]uint64, len(p.own.Ranks))

@@ -21,7 +21,7 @@ func TestServeScripts(t *testing.T) {
 		case "matrix":
 			return serveMatrix()
 		}
-		e := serveEvent{kind: serveEventKind(eventNamed(t, d, ServeEvents())), ok: !d.HasArg("error")}
+		e := serveEvent{kind: findKind[serveEventKind](t, d, int(serveEvents)), ok: !d.HasArg("error")}
 		if d.HasArg("n") {
 			d.ScanArgs(t, "n", &e.n)
 		}
@@ -41,20 +41,10 @@ func TestJobScripts(t *testing.T) {
 		case "matrix":
 			return jobMatrix()
 		}
-		next, fx, ok := j.step(jobEvent(eventNamed(t, d, JobEvents())))
+		next, fx, ok := j.step(findKind[jobEvent](t, d, int(jobEvents)))
 		j = next
 		return showJob(j, fx, ok)
 	})
-}
-
-func eventNamed(t *testing.T, d *datadriven.TestData, names []string) int {
-	for i, name := range names {
-		if name == d.Cmd {
-			return i
-		}
-	}
-	d.Fatalf(t, "no event %q", d.Cmd)
-	return 0
 }
 
 var serveEffectNames = []string{"accept", "reject", "timing", "unpin", "digest", "cancel-ack", "failed"}

@@ -252,27 +252,3 @@ func (w writerStep) lose(cause error) (writerStep, writerEffect) {
 	w.lost, w.cause = true, cause
 	return w, fxLost
 }
-
-// WriterStates and WriterEvents are the names of the states and events of a writer on D, FetchStates and FetchEvents those of an attempt
-// there, all in the order of their numbers.
-func WriterStates() []string { return names[writerState](int(writerStates)) }
-
-// WriterEvents is explained at WriterStates.
-func WriterEvents() []string { return names[writerEventKind](int(writerEvents)) }
-
-// FetchStates is explained at WriterStates.
-func FetchStates() []string { return names[fetchState](int(fetchStates)) }
-
-// FetchEvents is explained at WriterStates.
-func FetchEvents() []string { return names[fetchEventKind](int(fetchEvents)) }
-
-func names[K interface {
-	~uint8
-	fmt.Stringer
-}](n int) []string {
-	all := make([]string, n)
-	for i := range all {
-		all[i] = K(i).String()
-	}
-	return all
-}
