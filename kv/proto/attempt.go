@@ -92,7 +92,6 @@ const (
 	fxAccept    serveEffect = 1 << iota
 	fxReject                // answer Reject
 	fxTiming                // send the timing: everything is posted
-	fxUnpin                 // the attempt reads no source page any more
 	fxDigest                // send the sums: everything has completed
 	fxCancelAck             // answer CancelAck
 	fxFailed                // answer Failed
@@ -225,7 +224,7 @@ func (a serveStep) quiet() (serveStep, serveEffect, bool) {
 	switch a.state {
 	case servePausing:
 		a.state = serveQueued
-		return a, fxUnpin, true
+		return a, 0, true
 	case serveDraining, serveStopping:
 		a.state = serveTomb
 	default:
@@ -233,12 +232,12 @@ func (a serveStep) quiet() (serveStep, serveEffect, bool) {
 	}
 	switch a.end {
 	case endCancel:
-		return a, fxUnpin | fxCancelAck, true
+		return a, fxCancelAck, true
 	case endFail:
 		a.failed = true
-		return a, fxUnpin | fxFailed, true
+		return a, fxFailed, true
 	case endNone:
-		return a, fxUnpin | fxDigest, true
+		return a, fxDigest, true
 	}
-	return a, fxUnpin, true
+	return a, 0, true
 }

@@ -47,7 +47,7 @@ func TestJobScripts(t *testing.T) {
 	})
 }
 
-var serveEffectNames = []string{"accept", "reject", "timing", "unpin", "digest", "cancel-ack", "failed"}
+var serveEffectNames = []string{"accept", "reject", "timing", "digest", "cancel-ack", "failed"}
 
 func showServe(a serveStep, fx serveEffect, ok bool) string {
 	line := a.state.String()
@@ -186,11 +186,8 @@ func TestServeStepKeepsItsPromises(t *testing.T) {
 					}
 					h.admitted = true
 				}
-				if fx&fxUnpin != 0 && (!h.admitted || a.outstanding > 0) {
-					t.Fatalf("%+v, event %+v: unpinned without admission, or while a write reads the pages", n.a, e)
-				}
-				if n.a.state.live() && a.state == serveTomb && fx&fxUnpin == 0 {
-					t.Fatalf("%+v, event %+v: ended with source pages held", n.a, e)
+				if n.a.state.live() && a.state == serveTomb && a.outstanding > 0 {
+					t.Fatalf("%+v, event %+v: ended while a write reads the source pages", n.a, e)
 				}
 				if fx&(fxCancelAck|fxFailed|fxReject) != 0 {
 					if a.outstanding > 0 || h.ended && h.answered != a.posted || a.exact == h.inexact {
