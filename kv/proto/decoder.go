@@ -19,15 +19,12 @@ const (
 	settleLimit  = time.Second     // the last writes after the answer
 	digestLimit  = 5 * time.Second // the digest after the last write
 	fencePause   = time.Second     // between two tries of a fence
-	beatPause    = 500 * time.Millisecond
 	silence      = time.Second     // without an immediate: then the peer is asked
 	queryPause   = 2 * time.Second // between two Queries on a link
 	backoffFirst = 200 * time.Millisecond
 	backoffMost  = time.Second      // when requests wait for the link
 	backoffWarm  = 30 * time.Second // when none does
 
-	// seqWindow is how far the next attempt of a link may be from its oldest live one: a bound for what P remembers.
-	seqWindow = 65536
 	idleBeats = 3 // that say that nothing is live any more: any but all may be lost
 )
 

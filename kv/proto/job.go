@@ -290,7 +290,7 @@ func (p *Prefiller) Expect(now Time, request string, prompt Prompt) (JobID, erro
 		return 0, fmt.Errorf("kv: expect request %s: prefiller: %w", request, hawser.ErrClosed)
 	case request == "" || len(request) > MaxRequestID || prompt.Tokens < 1 || prompt.Tokens > MaxTokens:
 		return 0, fmt.Errorf("kv: expect request %q of %d tokens: %w", request, prompt.Tokens, hawser.ErrInvalid)
-	case len(p.jobs) >= maxSeqs:
+	case len(p.jobs) >= seqWindow:
 		return 0, fmt.Errorf("kv: expect request %s: %w: %d jobs", request, hawser.ErrLimit, len(p.jobs))
 	}
 	j := p.named[request]

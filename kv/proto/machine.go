@@ -5,6 +5,13 @@ import (
 	"time"
 )
 
+// What the machines of both sides count on.
+const (
+	// seqWindow is how many attempts a decoder may be ahead of the oldest live one of a link, and so the bound of the tombs there.
+	seqWindow = 1 << 16
+	beatPause = 500 * time.Millisecond // between two Beats, while there is something to tell
+)
+
 // Time is the time since an origin of the caller's choosing. It never goes back.
 type Time = time.Duration
 

@@ -5,23 +5,25 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/hawser-project/hawser/kv/layout"
 )
 
 // Limits of the fields.
 const (
-	MaxRequestID = 128     // bytes of a request id
-	MaxPages     = 1 << 20 // pages of a pool, and of a request per group
-	MaxGroups    = 8       // groups of layers with page lists of their own
-	MaxMembers   = 64      // members of an instance
-	MaxTokens    = 1 << 22 // of a prompt
-	MaxQuery     = 1024    // attempts in one Query or State
+	MaxRequestID = 128             // bytes of a request id
+	MaxPages     = layout.MaxPages // pages of a pool, and of a request per group
+	MaxGroups    = 8               // groups of layers with page lists of their own
+	MaxMembers   = 64              // members of an instance
+	MaxTokens    = 1 << 22         // of a prompt
+	MaxQuery     = 1024            // attempts in one Query or State
 
 	maxText       = 512 // bytes of a text for people
 	maxName       = 128
-	maxDescriptor = 2048    // bytes of one region's descriptor
-	maxRegions    = 4096    // regions that the views of one member lie in
-	maxTopology   = 8 << 20 // bytes of an encoded layout.Topology
-	maxSums       = 4096    // layer groups of a Digest
+	maxDescriptor = 2048 // bytes of one region's descriptor
+	maxRegions    = layout.MaxRegions
+	maxTopology   = layout.MaxEncoded
+	maxSums       = 4096 // layer groups of a Digest
 )
 
 // Prompt is what is to be computed: token ids, or a key under which the prefiller's inference engine finds them, or neither when the

@@ -253,12 +253,12 @@ func oldSeqs(t tb) {
 func TestTombsAreBounded(t *testing.T) {
 	r := newServeRig(t, PrefillerConfig{})
 	d := r.link(1, "d", nil, 0)
-	d.head.Next += maxSeqs + 1
-	for seq := d.head.LowWater; seq < d.head.LowWater+maxSeqs; seq += 999 {
+	d.head.Next += seqWindow + 1
+	for seq := d.head.LowWater; seq < d.head.LowWater+seqWindow; seq += 999 {
 		d.send(&Cancel{Seq: seq, Request: "r"})
 		last[*CancelAck](d)
 	}
-	d.send(&Cancel{Seq: d.head.LowWater + maxSeqs, Request: "r"})
+	d.send(&Cancel{Seq: d.head.LowWater + seqWindow, Request: "r"})
 	last[*Bye](d)
 	if len(r.p.detached) > 0 || !r.forgot[1] {
 		t.Errorf("%d detachments outlive the link", len(r.p.detached))

@@ -69,7 +69,7 @@ func (p *Prefiller) checkLink(l *serveLink, posted map[*serving]uint64) {
 			live++
 		}
 	}
-	if live != len(l.live) || len(l.attempts)-live > maxSeqs {
+	if live != len(l.live) || len(l.attempts)-live > seqWindow {
 		p.broke("link %d: %d of %d attempts are live, counted %d", l.id, live, len(l.attempts), len(l.live))
 	}
 	if !l.work.sound() || slices.ContainsFunc(l.work.items, func(s *serving) bool { return !s.step.open() }) {

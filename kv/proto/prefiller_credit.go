@@ -165,7 +165,7 @@ func (p *Prefiller) serveWanting() {
 // changed sees to it that the decoder hears of a change before long.
 func (p *Prefiller) changed(l *serveLink) {
 	if l.up && !l.ended && l.beat.slot == 0 {
-		p.alarms.set(&l.beat, max(p.now, l.beaten.at+beatTime))
+		p.alarms.set(&l.beat, max(p.now, l.beaten.at+beatPause))
 	}
 }
 
@@ -191,7 +191,7 @@ func (p *Prefiller) sendBeat(l *serveLink) {
 		Granted: l.credit.granted, Queue: p.queueLength(), Busy: int(min(1000, 1000*p.credits.spent/p.credits.pages)), Draining: p.draining,
 	})
 	if len(l.live) > 0 || p.draining {
-		p.alarms.set(&l.beat, p.now+beatTime)
+		p.alarms.set(&l.beat, p.now+beatPause)
 	} else {
 		p.alarms.clear(&l.beat)
 	}

@@ -130,7 +130,7 @@ func (p *Prefiller) attach(j *job, s *serving, expected uint64) {
 		p.start(s)
 	}
 	if l.beat.slot == 0 {
-		p.alarms.set(&l.beat, p.now+beatTime)
+		p.alarms.set(&l.beat, p.now+beatPause)
 	}
 }
 

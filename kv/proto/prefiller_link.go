@@ -10,9 +10,6 @@ import (
 )
 
 const (
-	beatTime = 500 * time.Millisecond
-	// maxSeqs is how many attempts a decoder may be ahead of its oldest live one, and so the bound of the tombs of a link.
-	maxSeqs = 1 << 16
 	// byeTime is how long Close waits for a decoder to say that it has no live attempt.
 	byeTime = time.Second
 	// A Hello costs more than any other message, and whoever sends it chooses how much: helloBurst at once, then one in helloPause.
@@ -146,8 +143,8 @@ func (l *serveLink) fresh(h Head, seq uint64) (bool, error) {
 	if seq < l.lowWater && !broken(mutLowWater) {
 		return false, nil
 	}
-	if seq >= h.Next || seq >= l.lowWater+maxSeqs {
-		return false, fmt.Errorf("%w: message about attempt %d, want %d .. %d", ErrProtocol, seq, l.lowWater, min(h.Next, l.lowWater+maxSeqs)-1)
+	if seq >= h.Next || seq >= l.lowWater+seqWindow {
+		return false, fmt.Errorf("%w: message about attempt %d, want %d .. %d", ErrProtocol, seq, l.lowWater, min(h.Next, l.lowWater+seqWindow)-1)
 	}
 	return true, nil
 }
