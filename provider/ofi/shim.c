@@ -236,6 +236,7 @@ void hw_step(uintptr_t rail, uintptr_t ops, int64_t n, uint64_t write_flags, uin
 	struct timespec ts;
 	clock_gettime(CLOCK_MONOTONIC_COARSE, &ts);
 	res->now = (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+	errno = 0; // the tcp provider asks it why a socket ended that did so without an error; see accepted.go
 	ssize_t k = src ? r->cq->ops->readfrom(r->cq, to, (size_t)max, src) : r->cq->ops->read(r->cq, to, (size_t)max);
 	if (k >= 0) {
 		res->entries = k;
