@@ -25,6 +25,7 @@
 #define HF_MR_DMABUF (1ULL << 40) // since 1.20
 #define HF_HMEM (1ULL << 47)
 #define HF_SOURCE (1ULL << 57)
+#define HF_SELECTIVE_COMPLETION (1ULL << 59) // of binding a queue
 #define HF_SOURCE_FLAG (1ULL << 57) // of fi_getinfo
 #define HF_CONTEXT (1ULL << 59)     // modes
 #define HF_CONTEXT2 (1ULL << 52)

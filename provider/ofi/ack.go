@@ -10,8 +10,8 @@ import (
 
 // libfabric's shm has no acknowledgement of its own that is of use for short writes: with FI_DELIVERY_COMPLETE it keeps one of them under
 // way (release 1.17), without it they complete when they are queued. So here every write carries data, a plain one too; the receiver
-// counts the short ones of a peer, which arrive in order, and writes the count back. Long writes are copied by the receiver and complete
-// then.
+// counts the short ones of a peer, which arrive in order, and writes the count back. They are copied when they are posted, and nobody needs to
+// hear of it (opQuiet). Long writes are copied by the receiver and complete then.
 //
 // A write under a key that has ended is dropped by the receiver's library. So that it is not counted as another one, Deregister takes
 // what has arrived before it ends the key, says how many writes that were, and sends no counts until the writer has answered that it
@@ -54,8 +54,7 @@ type acking struct {
 	arrived uint32
 	fresh   bool // something has arrived since gatherAck looked last
 	told    uint32
-	busy    bool // op is under way
-	barrier int  // keys whose end the writer has not acknowledged
+	barrier int // keys whose end the writer has not acknowledged
 	op      *op
 }
 
@@ -147,7 +146,7 @@ func (d *domain) count(p *peer, c uint32) bool {
 func (d *domain) gatherAck(p *peer) {
 	a := &p.ack
 	due := (a.arrived - a.told) & countMask
-	if due == 0 || a.busy || a.barrier > 0 {
+	if due == 0 || a.barrier > 0 {
 		return
 	}
 	if a.fresh && due < countsAtOnce {
@@ -157,11 +156,10 @@ func (d *domain) gatherAck(p *peer) {
 		return
 	}
 	o := a.op
-	o.kind, o.dest, o.len = opWriteData, p.data, 0
+	o.kind, o.dest, o.len = opQuiet, p.data, 0
 	o.buf, o.desc = d.nothing()
 	o.raddr, o.rkey = p.remote.scratch[0], p.remote.scratch[1]
 	o.data = (uint64(p.remote.handle)|markPlain)<<32 | markCount | uint64(a.arrived&countMask)
-	a.busy = true
 	d.add(o)
 }
 
@@ -171,7 +169,6 @@ func (d *domain) settleAck(p *peer, o *op) {
 		p.ack.told = uint32(o.data) & countMask
 		return
 	}
-	p.ack.busy = false
 	if o.outcome == waits {
 		d.noteStuck(o.dest)
 	}

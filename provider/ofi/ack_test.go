@@ -151,7 +151,6 @@ func TestCountsArePutOff(t *testing.T) {
 			o.outcome = posted
 		}
 		d.settleBatch()
-		p.ack.busy = false
 		return p.ack.told
 	}
 	arrive(1)

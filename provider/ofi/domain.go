@@ -208,7 +208,7 @@ func (d *domain) start() (err error) {
 	if d.fragile {
 		graveyard.enter()
 	}
-	if d.ctl, d.ctlName, err = d.rail.endpoint(d.hardware); err != nil {
+	if d.ctl, d.ctlName, err = d.rail.endpoint(d.hardware, false); err != nil {
 		return fmt.Errorf("%w: %w", provider.ErrUnavailable, err)
 	}
 	if d.efa = text(&d.info.desc.provider) == efaName; d.efa && d.rail.lib.version() < efaWrites {

@@ -158,6 +158,7 @@ type opKind uint8
 const (
 	opWrite     opKind = C.HW_WRITE
 	opWriteData opKind = C.HW_WRITE_DATA
+	opQuiet     opKind = C.HW_WRITE_QUIET // with data, and libfabric does not tell its end: see ack.go
 	opCover     opKind = C.HW_WRITE_COVER // with data; when it ends, it and all before it have been placed: see ack.go
 	opSend      opKind = C.HW_SEND
 	opRecv      opKind = C.HW_RECV
@@ -257,12 +258,12 @@ func (r *rail) waitFD() int { return int(r.raw.wait_fd) }
 // quiet reports whether one may sleep on the descriptor now.
 func (r *rail) quiet() bool { return C.hw_trywait(r.raw) == 0 }
 
-// endpoint opens an endpoint and returns it with its name.
-func (r *rail) endpoint(hardware bool) (unsafe.Pointer, []byte, error) {
+// endpoint opens an endpoint, for opQuiet when quiet is set, and returns it with its name.
+func (r *rail) endpoint(hardware, quiet bool) (unsafe.Pointer, []byte, error) {
 	var ep *C.struct_hf_ep
 	var name [maxName]byte
 	n := C.uint64_t(len(name))
-	if e := C.hw_endpoint(r.raw, r.info.raw, cbool(hardware), &ep, unsafe.Pointer(&name[0]), &n); e != 0 {
+	if e := C.hw_endpoint(r.raw, r.info.raw, cbool(hardware), cbool(quiet), &ep, unsafe.Pointer(&name[0]), &n); e != 0 {
 		return nil, nil, r.lib.fault("fi_endpoint", e)
 	}
 	return unsafe.Pointer(ep), name[:n], nil

@@ -180,7 +180,7 @@ func (d *domain) openPeer(p *peer) (err error) {
 	}
 	p.nfree = peerDepth
 	if d.private {
-		if p.ep, p.name, err = d.rail.endpoint(false); err != nil {
+		if p.ep, p.name, err = d.rail.endpoint(false, d.acks); err != nil {
 			d.slabs = append(d.slabs, p.slab)
 			return err
 		}
@@ -458,7 +458,7 @@ func (d *domain) closePeer(p *peer) (err error) {
 func (d *domain) end(p *peer) {
 	for i := range p.ops {
 		switch o := &p.ops[i]; o.kind {
-		case opWrite, opWriteData, opCover:
+		case opWrite, opWriteData, opQuiet, opCover:
 			st := provider.StatusFlushed
 			if o.outcome == dead && p.status != provider.StatusFlushed {
 				st, p.status = provider.StatusAccess, provider.StatusAccess
@@ -475,7 +475,7 @@ func (d *domain) end(p *peer) {
 	if p.pidfd >= 0 {
 		d.unwatch(p)
 	}
-	if !d.inert || p.inflight == 0 && !p.ack.busy {
+	if !d.inert || p.inflight == 0 {
 		d.slabs = append(d.slabs, p.slab) // else writes that never ended keep it
 	}
 	p.ops, p.slab, p.nfree, p.inflight, p.ack = nil, nil, 0, 0, acking{}

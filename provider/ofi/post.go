@@ -265,8 +265,11 @@ func (d *domain) gatherWrites(p *peer) {
 				break // one that is refused waits until it is at the head
 			}
 		}
-		if d.covers && o.len >= coverLen {
+		switch {
+		case d.covers && o.len >= coverLen:
 			o.kind = opCover
+		case d.acks && o.len <= ackMax:
+			o.kind = opQuiet
 		}
 		d.add(o)
 		last = o
@@ -308,7 +311,7 @@ func (d *domain) resolve(p *peer, o *op) (ready, refused bool) {
 func (d *domain) settleBatch() {
 	for _, o := range d.batch[:d.nbatch] {
 		switch o.kind {
-		case opWrite, opWriteData, opCover:
+		case opWrite, opWriteData, opQuiet, opCover:
 			p := d.peers[o.peer]
 			if o == p.ack.op {
 				d.settleAck(p, o)
@@ -321,7 +324,11 @@ func (d *domain) settleBatch() {
 				}
 				p.head++
 				p.nqueue--
-				p.inflight++
+				if o.kind == opQuiet {
+					o.outcome = sent
+				} else {
+					p.inflight++
+				}
 			case failed:
 				p.head++
 				p.nqueue--

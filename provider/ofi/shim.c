@@ -139,13 +139,14 @@ static void tune(struct hf_ep *ep) {
 	(void)ep->ops->setopt(&ep->fid, HF_OPT_ENDPOINT, HF_OPT_CUDA_API_PERMITTED, &no, sizeof no);
 }
 
-int hw_endpoint(struct hw_rail *r, struct hf_info *i, int hardware, struct hf_ep **out, void *name, uint64_t *name_len) {
+int hw_endpoint(struct hw_rail *r, struct hf_info *i, int hardware, int quiet, struct hf_ep **out, void *name, uint64_t *name_len) {
 	struct hf_ep *ep;
 	size_t len = *name_len;
+	uint64_t queue = HF_SEND | HF_RECV | (quiet ? HF_SELECTIVE_COMPLETION : 0);
 	int e = r->domain->ops->endpoint(r->domain, i, &ep, NULL);
 	if (e) return e;
 	if (hardware) tune(ep);
-	if ((e = ep->fid.ops->bind(&ep->fid, &r->av->fid, 0)) || (e = ep->fid.ops->bind(&ep->fid, &r->cq->fid, HF_SEND | HF_RECV)) ||
+	if ((e = ep->fid.ops->bind(&ep->fid, &r->av->fid, 0)) || (e = ep->fid.ops->bind(&ep->fid, &r->cq->fid, queue)) ||
 	    (e = ep->fid.ops->control(&ep->fid, HF_ENABLE, NULL)) || (e = ep->cm->getname(&ep->fid, name, &len))) {
 		(void)end(&ep->fid);
 		return e;
@@ -202,6 +203,7 @@ static ssize_t post(struct hw_op *o, uint64_t flags) {
 	struct hf_msg_rma m = {&iov, &o->desc, 1, o->dest->addr, &rma, 1, o, o->data};
 	if (o->kind >= HW_WRITE_DATA) flags |= HF_REMOTE_CQ_DATA;
 	if (o->kind == HW_WRITE_COVER) flags |= HF_DELIVERY_COMPLETE;
+	if (o->kind != HW_WRITE_QUIET) flags |= HF_COMPLETION;
 	return ep->rma->writemsg(ep, &m, flags);
 }
 
@@ -230,7 +232,7 @@ void hw_step(uintptr_t rail, uintptr_t ops, int64_t n, uint64_t write_flags, uin
 	struct hf_cq_data_entry *to = (struct hf_cq_data_entry *)entries;
 	hf_addr_t *src = (hf_addr_t *)from;
 	struct hw_result *res = (struct hw_result *)result;
-	post_all((struct hw_op **)ops, n, write_flags | HF_COMPLETION, res);
+	post_all((struct hw_op **)ops, n, write_flags, res);
 	res->entries = res->has_error = 0;
 	if (!max) return;
 	struct timespec ts;

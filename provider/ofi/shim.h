@@ -36,7 +36,8 @@ struct hw_dest {
 	uint64_t owed;  // the caller's
 };
 
-enum { HW_WRITE = 1, HW_WRITE_DATA = 2, HW_WRITE_COVER = 3, HW_SEND = 4, HW_RECV = 5 }; // HW_WRITE_COVER: with data, and delivered when it ends
+// HW_WRITE_QUIET: with data, and without a completion. HW_WRITE_COVER: with data, and delivered when it ends.
+enum { HW_WRITE = 1, HW_WRITE_DATA = 2, HW_WRITE_QUIET = 3, HW_WRITE_COVER = 4, HW_SEND = 5, HW_RECV = 6 };
 enum { HW_POSTED = 0, HW_WAITS = 1, HW_FAILED = 2 };
 
 // One operation, two cache lines: the library's context, and ours.
@@ -81,7 +82,7 @@ int hw_open(const struct hf_api *, struct hf_info *, uint64_t depth, uint64_t pe
 int hw_close(struct hw_rail *);
 int hw_trywait(struct hw_rail *);
 
-int hw_endpoint(struct hw_rail *, struct hf_info *, int hardware, struct hf_ep **, void *name, uint64_t *name_len);
+int hw_endpoint(struct hw_rail *, struct hf_info *, int hardware, int quiet, struct hf_ep **, void *name, uint64_t *name_len); // quiet: for HW_WRITE_QUIET
 int hw_close_endpoint(struct hf_ep *);
 int hw_emulates_writes(struct hf_ep *);
 

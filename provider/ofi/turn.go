@@ -121,14 +121,7 @@ func (d *domain) entry(e *entry, k int) {
 		d.unknown++
 	case o.kind.writes():
 		p := d.peers[o.peer]
-		if p == nil || p.ops == nil || o != p.ack.op && !inside(p.ops, o) {
-			return
-		}
-		if o == p.ack.op {
-			p.ack.busy = false
-			if p.ack.arrived&countMask != p.ack.told {
-				d.activate(p)
-			}
+		if p == nil || p.ops == nil || !inside(p.ops, o) {
 			return
 		}
 		if p.inflight > 0 {
