@@ -24,6 +24,7 @@ func TestAcceptedSocketsEndWithTheirEndpoint(t *testing.T) {
 			}
 			d.poll(t)
 		},
+		"nothing": func(_ *testing.T, d *end, h provider.Peer) { d.forget(d.peer(h).name) }, // libfabric has forgotten it when forget returns
 		"Domain": func(t *testing.T, d *end, _ provider.Peer) {
 			if err := d.Close(); err != nil {
 				t.Fatal(err)

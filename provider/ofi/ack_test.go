@@ -169,3 +169,28 @@ func TestCountsArePutOff(t *testing.T) {
 		t.Errorf("told %d, want %d: enough for a count", got, 2+countsAtOnce)
 	}
 }
+
+// Where the receiver counts short writes, libfabric is not asked for their ends, and is for those of long ones.
+func TestCountedWritesAreQuiet(t *testing.T) {
+	d, p := bare()
+	d.acks, d.plainKind, p.data = true, opWriteData, &dest{}
+	for i, n := range []uint32{0, ackMax, ackMax + 1} {
+		o := &p.ops[i]
+		o.kind, o.len, o.token, p.queue[i] = opWriteData, n, uint64(i), uint8(i)
+	}
+	p.nqueue, p.nfree = 3, peerDepth-3
+	d.activate(p)
+	d.gather()
+	for _, o := range d.batch[:d.nbatch] {
+		o.outcome = posted
+	}
+	d.settleBatch()
+	if a, b, c := p.ops[0].kind, p.ops[1].kind, p.ops[2].kind; a != opQuiet || b != opQuiet || c != opWriteData || p.inflight != 1 {
+		t.Errorf("kinds %d, %d, %d; %d completions are waited for, want 1", a, b, c, p.inflight)
+	}
+	d.count(p, 2)
+	d.ends(&p.ops[2])
+	if got := d.statuses(3); !slices.Equal(got, []int{ok, ok, ok}) {
+		t.Errorf("after the count and the completion: %v", got)
+	}
+}
