@@ -18,7 +18,7 @@ SIMBASE   ?= 0
 MUTATETIME ?= 60s
 MODELMINUTES ?= 0
 
-.PHONY: all build demo test test-verbs vmtest race invariants processes sim model soak siege fuzz bench lint fmt nightly golangci-lint clean versus instructions abi kvsim kvmutate
+.PHONY: all build demo test test-verbs vmtest shared race invariants processes sim model soak siege fuzz bench lint fmt nightly golangci-lint clean versus instructions abi kvsim kvmutate
 all: build
 
 # With a C compiler the binary can load the libraries of RDMA networks, and needs glibc. Without one, and with STATIC=1, it is static:
@@ -34,6 +34,11 @@ test:
 	@sh .ci/need ip iproute2
 	@sh .ci/need fi_info libfabric-bin
 	$(TESTSUM) -name test -- $(TESTFLAGS) ./...
+
+# The contract over one endpoint of libfabric's tcp for everything, as a NIC has it.
+shared:
+	@sh .ci/need fi_info libfabric-bin
+	$(TESTSUM) -name shared -- -run '^TestContractShared$$' -count=1 -timeout=4m ./provider/ofi -shared
 
 # The verbs provider and engines over it, in virtual machines with soft-RoCE devices (installs qemu by apt when root).
 test-verbs:
