@@ -407,7 +407,7 @@ func (r *prefillRig) dispatch(p proto.Peer, id string, span proto.Span, change .
 	for _, c := range change {
 		c(m)
 	}
-	plan, err := r.pair.Plan([]layout.Span{layout.Span(span)}, seq)
+	plan, err := r.pair.Plan([]layout.Span{span}, seq)
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -80,7 +80,7 @@ type Decoder struct {
 	buf      []byte
 	dispatch Dispatch
 	parts    [MaxGroups]Group
-	spans    []layout.Span
+	spans    []Span
 }
 
 // tailSlot is one slot of the tail buffer.

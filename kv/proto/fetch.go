@@ -218,16 +218,16 @@ func (d *Decoder) spanOf(f *Fetch, group, first int) Span {
 	return d.span(group, first, f.end())
 }
 
-// span is the same as layout.Pair.Spans, without the pair.
+// span is that of one group in layout.Pair.Spans, without the pair, and empty when all tokens are here.
 func (d *Decoder) span(group, first, n int) Span {
 	g := &d.groups[group]
 	if first >= n {
-		return Span{n, n}
+		return Span{First: n, N: n}
 	}
 	if g.Window > 0 {
 		first = max(first, n-g.Window)
 	}
-	return Span{first - first%g.PageTokens, n}
+	return Span{First: first - first%g.PageTokens, N: n}
 }
 
 func (d *Decoder) pagesOf(group int, s Span) int {

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/hawser-project/hawser"
-	"github.com/hawser-project/hawser/kv/layout"
 	"github.com/hawser-project/hawser/kv/pool"
 )
 
@@ -59,8 +58,7 @@ func (d *Decoder) plan(r *fetchRequest) (*fetchAttempt, error) {
 	d.spans = d.spans[:0]
 	first := r.prefixTokens()
 	for i := range d.groups {
-		s := d.spanOf(&r.f, i, first)
-		d.spans = append(d.spans, layout.Span(s))
+		d.spans = append(d.spans, d.spanOf(&r.f, i, first))
 	}
 	p, err := r.src.pair.Plan(d.spans, d.lastSeq+1)
 	if err != nil {

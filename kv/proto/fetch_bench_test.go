@@ -51,7 +51,7 @@ func BenchmarkAttempt(b *testing.B) {
 			seqs := make([]uint64, c.live)
 			fetch := Fetch{ID: "request", Prompt: Prompt{Tokens: tokens, Key: "key"}, From: benchFrom, Tail: true}
 			if c.pages == 0 {
-				fetch.Pages, fetch.Spans = [][]uint32{{}}, []Span{{1, 1}} // a tail alone
+				fetch.Pages, fetch.Spans = [][]uint32{{}}, []Span{{First: 1, N: 1}} // a tail alone
 			}
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {

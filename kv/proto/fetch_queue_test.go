@@ -246,11 +246,11 @@ func TestWindowGroup(t *testing.T) {
 	h := k.host("a", topology, 0)
 	r := k.fetch("r1", 7, nil, "a") // 112 tokens
 	d := of[*Dispatch](h)[0]
-	if d.Groups[0].Span != (Span{0, 112}) || d.Groups[1].Span != (Span{64, 112}) || d.Groups[1].Pages[0].Logical != 4 || d.Expected != 4*(7+3) || d.Cost != 7+3 {
+	if d.Groups[0].Span != (Span{First: 0, N: 112}) || d.Groups[1].Span != (Span{First: 64, N: 112}) || d.Groups[1].Pages[0].Logical != 4 || d.Expected != 4*(7+3) || d.Cost != 7+3 {
 		t.Errorf("dispatch %+v", d)
 	}
 	h.finish(d.Seq)
-	if res := k.ready[r]; len(res.Pages) != 2 || len(res.Pages[0]) != 7 || len(res.Pages[1]) != 3 || res.Spans[1] != (Span{64, 112}) {
+	if res := k.ready[r]; len(res.Pages) != 2 || len(res.Pages[0]) != 7 || len(res.Pages[1]) != 3 || res.Spans[1] != (Span{First: 64, N: 112}) {
 		t.Errorf("result %+v", res)
 	}
 	k.d.Release(k.now, r)

@@ -27,7 +27,7 @@ func TestFetchTheUsualWay(t *testing.T) {
 	if m.Request != "r1" || m.Try != 1 || m.Expected != 4*4+1 || m.Cost != 4 || m.Imm != uint32(m.Seq) || !m.Tail || m.Trace != [16]byte{9} || m.Remaining != DefaultDeadline {
 		t.Errorf("dispatch %+v", m)
 	}
-	if g := m.Groups[0]; g.Span != (Span{0, 49}) || len(k.attempts[m.Seq].pages) != 4 {
+	if g := m.Groups[0]; g.Span != (Span{First: 0, N: 49}) || len(k.attempts[m.Seq].pages) != 4 {
 		t.Errorf("dispatch of span %v, %d pages", g.Span, len(k.attempts[m.Seq].pages))
 	}
 	pair, err := layout.NewPair(h.topology, k.d.cfg.Topology, k.d.cfg.Options)
@@ -64,7 +64,7 @@ func TestOnlyMissingPagesAreFetched(t *testing.T) {
 	h.finish(h.lastSeq())
 	two := k.fetch("r2", 4, func(f *Fetch) { f.Blocks = blocks }, "a")
 	m := of[*Dispatch](h)[1]
-	if g := m.Groups[0]; g.Span != (Span{48, 64}) || len(g.Pages) != 1 || g.Pages[0].Logical != 3 || m.Expected != 4 || m.Cost != 4 {
+	if g := m.Groups[0]; g.Span != (Span{First: 48, N: 64}) || len(g.Pages) != 1 || g.Pages[0].Logical != 3 || m.Expected != 4 || m.Cost != 4 {
 		t.Errorf("dispatch %+v", m)
 	}
 	h.finish(m.Seq)
@@ -626,7 +626,7 @@ func TestRefusedAtOnce(t *testing.T) {
 		"deadline":    {func(f *Fetch) { f.Deadline = k.now }, ErrDeadline},
 		"pages":       {func(f *Fetch) { f.Pages = [][]uint32{{1}} }, hawser.ErrInvalid},
 		"page number": {func(f *Fetch) { f.Pages = [][]uint32{{1, deskPages}} }, hawser.ErrInvalid},
-		"span":        {func(f *Fetch) { f.Pages, f.Spans = [][]uint32{{1, 2}}, []Span{{3, 29}} }, hawser.ErrInvalid},
+		"span":        {func(f *Fetch) { f.Pages, f.Spans = [][]uint32{{1, 2}}, []Span{{First: 3, N: 29}} }, hawser.ErrInvalid},
 	} {
 		f := good
 		c.change(&f)

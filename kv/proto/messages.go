@@ -69,7 +69,7 @@ func (p *Prompt) differs(o *Prompt) bool {
 }
 
 // Span is the tokens [First, N) of a prompt.
-type Span struct{ First, N int }
+type Span = layout.Span
 
 // Extent says that logical pages from Logical on lie in D's physical pages from Physical on.
 type Extent struct{ Logical, Physical, Length uint32 }
@@ -235,7 +235,7 @@ func (m *Dispatch) take(r *reader) {
 }
 
 func (g *Group) take(r *reader) {
-	g.Span = Span{r.num("first"), r.num("n")}
+	g.Span = Span{First: r.num("first"), N: r.num("n")}
 	n := r.count("extents", MaxPages, extentBytes)
 	if g.Span.First > g.Span.N || g.Span.N > MaxTokens {
 		r.fail("span", fmt.Sprintf("is %d .. %d", g.Span.First, g.Span.N))

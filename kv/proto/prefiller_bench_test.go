@@ -130,7 +130,7 @@ func BenchmarkServeLayer(b *testing.B) {
 			x.d.head.LowWater = x.d.head.Next
 			x.p.Message(x.now, 1, x.dispatch(16384))
 			x.p.PassEnd(x.now, pass)
-			pass, _, err = x.p.Begin(x.now, []PassSpan{{x.out.job, Span{0, 16384}}})
+			pass, _, err = x.p.Begin(x.now, []PassSpan{{x.out.job, Span{First: 0, N: 16384}}})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -155,7 +155,7 @@ func TestLayerAllocatesNothing(t *testing.T) {
 	}
 	x := newBench(t, qwen, 16384)
 	x.p.Message(x.now, 1, x.dispatch(16384))
-	pass, _, err := x.p.Begin(x.now, []PassSpan{{x.out.job, Span{0, 16384}}})
+	pass, _, err := x.p.Begin(x.now, []PassSpan{{x.out.job, Span{First: 0, N: 16384}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -145,15 +145,14 @@ func (p *Prefiller) refusal(s *serving, m *Dispatch) (Code, string) {
 	case m.Tail && int64(m.TailSlot) >= int64(l.slots):
 		return CodeInvalid, fmt.Sprintf("tail slot %d of %d", m.TailSlot, l.slots)
 	}
-	spans := make([]layout.Span, len(m.Groups))
 	s.spans = make([]Span, len(m.Groups))
 	for i, g := range m.Groups {
 		if g.Span.N > m.Prompt.Tokens {
 			return CodeInvalid, fmt.Sprintf("span of group %d ends at token %d, the prompt has %d", i, g.Span.N, m.Prompt.Tokens)
 		}
-		spans[i], s.spans[i] = layout.Span(g.Span), g.Span
+		s.spans[i] = g.Span
 	}
-	plan, err := l.pair.Plan(spans, m.Seq)
+	plan, err := l.pair.Plan(s.spans, m.Seq)
 	if err != nil {
 		return CodeInvalid, err.Error()
 	}

@@ -133,7 +133,7 @@ func (h hostile) dispatch() Body {
 	case 1:
 		m.Expected = h.num("expected")
 	case 2:
-		g.Span = Span{h.int("first"), h.int("n")}
+		g.Span = Span{First: h.int("first"), N: h.int("n")}
 	case 3:
 		g.Pages[0] = Extent{uint32(h.num("logical")), uint32(h.num("physical")), uint32(h.num("length"))}
 	case 4:

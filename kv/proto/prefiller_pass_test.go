@@ -187,7 +187,7 @@ func TestHostPath(t *testing.T) {
 	if f := last[*Failed](d); f.Code != CodeProgress {
 		t.Errorf("answer is %+v", f)
 	}
-	if _, _, err := r.p.Begin(r.now, []PassSpan{{3, Span{0, 1}}}); !errors.Is(err, hawser.ErrInvalid) {
+	if _, _, err := r.p.Begin(r.now, []PassSpan{{3, Span{First: 0, N: 1}}}); !errors.Is(err, hawser.ErrInvalid) {
 		t.Errorf("pass with a job that never was: %v", err)
 	}
 }

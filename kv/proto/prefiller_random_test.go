@@ -253,7 +253,7 @@ func (c *chaos) compute(*rapid.T) {
 			if len(j.computed) > 0 {
 				first = int(slices.Min(j.computed))
 			}
-			spans = append(spans, PassSpan{id, Span{first, first + c.pick(j.prompt.Tokens-first+1)}})
+			spans = append(spans, PassSpan{id, Span{First: first, N: first + c.pick(j.prompt.Tokens-first+1)}})
 		}
 	}
 	id, _, err := c.p.Begin(c.now, spans)

@@ -491,7 +491,7 @@ func (r *serveRig) begin(first, n int, jobs ...JobID) PassID {
 	r.t.Helper()
 	var spans []PassSpan
 	for _, j := range jobs {
-		spans = append(spans, PassSpan{j, Span{first, n}})
+		spans = append(spans, PassSpan{j, Span{First: first, N: n}})
 	}
 	pass, base, err := r.p.Begin(r.now, spans)
 	if err != nil || base != uint64(pass)<<16 {

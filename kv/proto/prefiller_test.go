@@ -130,7 +130,7 @@ func TestFirstPostIsNoted(t *testing.T) {
 	if n := posts(); n != 0 {
 		t.Errorf("noted %d times before anything is computed", n)
 	}
-	for _, span := range []Span{{0, 4}, {4, 9}} {
+	for _, span := range []Span{{First: 0, N: 4}, {First: 4, N: 9}} {
 		r.compute(span.First, span.N, 1)
 		r.complete(-1)
 		if n := posts(); n != 1 {

@@ -14,7 +14,7 @@ func bodies() []Body {
 		&HelloAck{Instance: "p", Member: 2, Topology: []byte{6}, Granted: 7},
 		&HelloReject{Code: CodeMismatch, Field: "fingerprint", Here: "a", There: "b", Text: "c"},
 		&Dispatch{
-			Seq: 1, Try: 2, Request: "81f2", Imm: 3, Groups: []Group{{Span{128, 300}, []Extent{{1, 7, 1}, {2, 3, 1}}}, {Span{0, 300}, []Extent{{0, 9, 3}}}},
+			Seq: 1, Try: 2, Request: "81f2", Imm: 3, Groups: []Group{{Span{First: 128, N: 300}, []Extent{{1, 7, 1}, {2, 3, 1}}}, {Span{First: 0, N: 300}, []Extent{{0, 9, 3}}}},
 			Tail: true, TailSlot: 4, Prompt: Prompt{Tokens: 2, IDs: []uint32{5, 6}, Key: "k"}, Remaining: time.Second, Priority: -3,
 			Trace: [16]byte{1, 15: 2}, Plan: 8, Expected: 9, Cost: 10,
 		},

@@ -20,9 +20,9 @@ func (d *Decoder) Written(seq uint64, p Peer) (Written, bool) {
 		if w.peer != p {
 			continue
 		}
-		spans := make([]layout.Span, len(d.groups))
+		spans := make([]Span, len(d.groups))
 		for g := range spans {
-			spans[g] = layout.Span(a.span(g))
+			spans[g] = a.span(g)
 		}
 		plan, err := a.r.src.pair.Plan(spans, seq)
 		if err != nil {
