@@ -252,7 +252,7 @@ func (d *Decoder) defect(err error) {
 // note tells observers.
 func (d *Decoder) note(n Note) { d.out.Note(n) }
 
-// unexpected counts an event that means nothing where it came. ok is what the step said.
+// unexpected counts an event that means nothing where it came.
 func (d *Decoder) unexpected(state, event string) {
 	d.stats.Unexpected++
 	d.note(Note{Kind: NoteUnexpected, From: state, To: event})

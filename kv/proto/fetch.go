@@ -354,7 +354,7 @@ func (r *fetchRequest) due(now Time) {
 	if !r.told && now >= r.deadline {
 		d.stop(r, fmt.Errorf("%w: not ready %v after it arrived", ErrDeadline, now-r.arrived))
 	}
-	for _, a := range clone(r.old) {
+	for _, a := range slices.Clone(r.old) {
 		d.dueAttempt(a)
 	}
 	switch {

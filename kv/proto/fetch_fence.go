@@ -3,6 +3,7 @@ package proto
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/hawser-project/hawser"
 )
@@ -79,7 +80,7 @@ func (l *fetchLink) drop() []*fetchWriter {
 // afterLink makes the link again if somebody wants it, or forgets it.
 func (d *Decoder) afterLink(l *fetchLink, cause error, wasUp bool) {
 	l.badUntil = d.now + backoffWarm
-	for _, s := range clone(l.sources) {
+	for _, s := range slices.Clone(l.sources) {
 		if s.refs == 0 {
 			d.forgetSource(s)
 		}
@@ -192,7 +193,7 @@ func (d *Decoder) Unfenced(now Time, p Peer, err error) {
 			d.stuck++
 		}
 		d.timers.set(&f.timer, d.now+fencePause)
-		for _, w := range clone(f.writers) {
+		for _, w := range slices.Clone(f.writers) {
 			if !w.at.step.state.quiet() {
 				w.step.cause = stuckCause(w.step.cause, err)
 				d.stepWriter(w, writerEvent{kind: evUnfenced})

@@ -2,6 +2,7 @@ package proto
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/kv/layout"
@@ -227,8 +228,8 @@ func (d *Decoder) linkFailed(l *fetchLink, cause error, never bool) {
 	d.timers.clear(&l.timer)
 	d.note(Note{Kind: NoteLinkDown, Link: l.id, Peer: l.peer, Err: cause})
 	err := fmt.Errorf("link to %s: %w", short(l.addr), cause)
-	for _, s := range clone(l.sources) {
-		for _, r := range clone(s.parked) {
+	for _, s := range slices.Clone(l.sources) {
+		for _, r := range slices.Clone(s.parked) {
 			d.sourceFailed(r, err, never)
 		}
 	}
@@ -237,8 +238,6 @@ func (d *Decoder) linkFailed(l *fetchLink, cause error, never bool) {
 	}
 	d.forgetLink(l)
 }
-
-func clone[T any](list []T) []T { return append([]T(nil), list...) }
 
 // up: the prefiller has imported everything.
 func (d *Decoder) up(l *fetchLink, ticket uint64, m *HelloAck) {
@@ -250,7 +249,7 @@ func (d *Decoder) up(l *fetchLink, ticket uint64, m *HelloAck) {
 	if d.draining {
 		d.send(l, &Drain{})
 	}
-	for _, s := range clone(l.sources) {
+	for _, s := range slices.Clone(l.sources) {
 		s.err = nil
 		d.pairUp(s)
 	}
@@ -268,7 +267,7 @@ func (d *Decoder) pairUp(s *fetchSource) {
 		s.pair, s.err = d.pair(s)
 	}
 	if s.err != nil {
-		for _, r := range clone(s.parked) {
+		for _, r := range slices.Clone(s.parked) {
 			d.sourceFailed(r, s.err, true)
 		}
 		return

@@ -27,7 +27,7 @@ type fetchSource struct {
 	links  []*fetchLink // by member
 	pair   *layout.Pair // nil: not all links are up, or err
 	err    error        // the links are up, but this can never work
-	topo   string       // the topology that lastPair was made for
+	topo   string       // the topology that last was made for
 	last   *layout.Pair
 	refs   int // requests
 	parked []*fetchRequest

@@ -221,7 +221,7 @@ func (p *Prefiller) endJob(j *job) {
 	p.failAll(j, CodeEngine, "the job has ended")
 }
 
-// room reports whether one more job may be live.
+// hasRoom reports whether one more job may be live.
 func (p *Prefiller) hasRoom() bool { return p.live < p.cfg.Jobs }
 
 // admit asks the inference engine to take a job that has become live.
