@@ -2,7 +2,6 @@ package kv
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"log/slog"
 	"math"
@@ -34,15 +33,14 @@ type station struct {
 	kick chan struct{} // capacity 1: the machine's next deadline may have come nearer
 	wg   sync.WaitGroup
 
-	mu       sync.Mutex // guards the machine and everything below
-	m        machine    // set once, as down
-	down     func(now proto.Time, p proto.Peer, cause error)
-	due      proto.Time // when timers will look again
-	peers    []peer     // by number, from 1
-	numbers  map[*hawser.Peer]proto.Peer
-	sweepAt  int              // numbers
-	bulks    map[bulkKey]bool // streams that are under way; peer.streams has their bytes
-	messages uint64           // that were sent, for Stats
+	mu      sync.Mutex // guards the machine and everything below
+	m       machine    // set once, as down
+	down    func(now proto.Time, p proto.Peer, cause error)
+	due     proto.Time // when timers will look again
+	peers   []peer     // by number, from 1
+	numbers map[*hawser.Peer]proto.Peer
+	sweepAt int              // numbers
+	bulks   map[bulkKey]bool // streams that are under way; peer.streams has their bytes
 }
 
 // peer is an engine at the other end. session is that in which the machine's link to it began: the end of one before says
@@ -58,9 +56,9 @@ const maxStreams = 4 * proto.MaxMessage
 
 // bulkKey tells repetitions of a message: a stream is not begun again while it is under way.
 type bulkKey struct {
-	to   proto.Peer
-	kind uint8
-	seq  uint64
+	to    proto.Peer
+	kind  proto.Kind
+	about uint64 // see proto.Peek
 }
 
 func newStation(eng *hawser.Engine, log *slog.Logger) station {
@@ -142,7 +140,7 @@ func (s *station) receive() {
 		}
 		s.mu.Lock()
 		from := s.number(m.From)
-		if len(m.Data) > kindOffset && proto.Kind(m.Data[kindOffset]) == proto.KindHello {
+		if kind, _ := proto.Peek(m.Data); kind == proto.KindHello {
 			s.met(from) // it may come a moment before the session is up here
 		}
 		s.m.Message(s.now(), from, m.Data)
@@ -223,17 +221,14 @@ func (s *station) peer(n proto.Peer) *hawser.Peer { return s.peers[n].p }
 // Send sends a message, or loses it: the machines repeat what they wait for. Needs mu.
 func (s *station) Send(to proto.Peer, data []byte) {
 	p := s.peer(to)
-	s.messages++
+	kind, about := proto.Peek(data)
 	if len(data) <= hawser.MaxMessage {
 		if _, err := s.eng.Send(p, data); err != nil {
-			s.log.Debug("message lost", "kind", proto.Kind(data[kindOffset]), "peer", p, "err", err)
+			s.log.Debug("message lost", "kind", kind, "peer", p, "err", err)
 		}
 		return
 	}
-	key := bulkKey{to: to, kind: data[kindOffset]}
-	if len(data) >= seqOffset+8 {
-		key.seq = binary.LittleEndian.Uint64(data[seqOffset:])
-	}
+	key := bulkKey{to, kind, about}
 	if s.bulks[key] || s.peers[to].streams+len(data) > maxStreams || s.ctx.Err() != nil {
 		return
 	}
@@ -246,16 +241,10 @@ func (s *station) Send(to proto.Peer, data []byte) {
 		delete(s.bulks, key)
 		s.peers[to].streams -= len(data)
 		if err != nil {
-			s.log.Debug("message lost", "kind", proto.Kind(data[kindOffset]), "peer", p, "bytes", len(data), "err", err)
+			s.log.Debug("message lost", "kind", kind, "peer", p, "bytes", len(data), "err", err)
 		}
 	})
 }
-
-// Where a message has its kind and, in most kinds, the attempt that it is about.
-const (
-	kindOffset = 3
-	seqOffset  = 40
-)
 
 // descriptor describes a whole region, for writing.
 func descriptor(r *hawser.Region) ([]byte, error) {

@@ -2,7 +2,6 @@ package kv
 
 import (
 	"context"
-	"encoding/binary"
 	"testing"
 	"time"
 
@@ -46,10 +45,7 @@ func TestStreamsToOnePeerAreBounded(t *testing.T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for seq := range uint64(100) {
-		m := make([]byte, 1<<20)
-		m[kindOffset] = byte(proto.KindState)
-		binary.LittleEndian.PutUint64(m[seqOffset:], seq)
-		s.Send(n, m)
+		s.Send(n, proto.Encode(proto.Head{}, &proto.Digest{Seq: seq, Sums: make([]uint64, 1<<20/8)}))
 	}
 	if len(s.bulks) < 1 || len(s.bulks) > maxStreams>>20 {
 		t.Errorf("%d streams of 1 MiB are under way, want at most %d", len(s.bulks), maxStreams>>20)

@@ -26,6 +26,7 @@ const (
 	wireMagic   = 0x6b76
 	wireVersion = 2
 	headBytes   = 40
+	kindAt      = 3
 )
 
 // MaxMessage bounds a message in bytes. What is longer than the network's own limit goes as a stream (hawser.Engine.SendBulk).
@@ -134,6 +135,18 @@ func Decode(data []byte) (Head, Body, error) {
 		return Head{}, nil, fmt.Errorf("%w: %v message: %w", ErrProtocol, k, r.err)
 	}
 	return h, b, nil
+}
+
+// Peek looks at a message without decoding it: its kind, and what follows the head, in most kinds the attempt that it is about. Each is 0
+// when data is too short for it.
+func Peek(data []byte) (k Kind, about uint64) {
+	if len(data) >= headBytes {
+		k = Kind(data[kindAt])
+	}
+	if len(data) >= headBytes+8 {
+		about = binary.LittleEndian.Uint64(data[headBytes:])
+	}
+	return k, about
 }
 
 func newBody(k Kind) Body {

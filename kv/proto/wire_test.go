@@ -37,10 +37,17 @@ func TestMessagesAreReadBack(t *testing.T) {
 	seen := map[Kind]bool{}
 	for _, b := range bodies() {
 		seen[b.Kind()] = true
-		h, got, err := Decode(Encode(Head{1, 2, 3, 4}, b))
+		data := Encode(Head{1, 2, 3, 4}, b)
+		if kind, _ := Peek(data); kind != b.Kind() {
+			t.Errorf("%v: Peek says %v", b.Kind(), kind)
+		}
+		h, got, err := Decode(data)
 		if err != nil || h != (Head{1, 2, 3, 4}) || !reflect.DeepEqual(got, b) {
 			t.Errorf("%v: got %+v %+v, %v", b.Kind(), h, got, err)
 		}
+	}
+	if _, about := Peek(Encode(Head{}, &Accept{Seq: 7})); about != 7 {
+		t.Errorf("Peek says that the answer to attempt 7 is about %d", about)
 	}
 	for k := KindHello; k < kindEnd; k++ {
 		if !seen[k] {
