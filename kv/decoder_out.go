@@ -181,12 +181,11 @@ func (d *Decoder) forget(p *Pending) {
 }
 
 func (d decoderOut) Note(n proto.Note) {
-	if n.Kind == proto.NoteTiming {
-		if p := d.requests[n.Request]; p != nil && n.Timing != nil {
-			p.setTiming(*n.Timing)
-		}
-	}
 	switch n.Kind {
+	case proto.NoteTiming:
+		if p := d.requests[n.Request]; p != nil {
+			p.setTiming(n.Timing)
+		}
 	case proto.NoteReserve:
 		d.pending(n.Request).at.Store(d.counters[n.Seq])
 	case proto.NoteLinkUp:

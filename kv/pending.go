@@ -222,39 +222,3 @@ func (r Result) ReadTail(out []byte) (int, error) {
 	off := int(r.Tail.Slot) * d.cfg.TailBytes
 	return copy(out, d.cfg.Tails.Bytes()[off:off+d.cfg.TailBytes]), nil
 }
-
-// setTiming needs mu.
-func (p *Pending) setTiming(t proto.Timing) {
-	if p.timing != nil {
-		return
-	}
-	p.timing = &t
-	if p.told != nil {
-		close(p.told)
-	}
-}
-
-// Timing is what a prefiller tells about a request after it has posted everything. It is statistics only.
-type Timing struct {
-	SameHost bool      // the prefiller runs on this host, so the times can be compared with times taken here
-	Begun    time.Time // the first pass with the request began
-	Computed time.Time // its last layer was computed
-	Layers   int       // layers computed, over all passes
-	Late     int       // of them, layers that took longer than they were meant to
-}
-
-// Timing waits for the prefiller's message, which comes about when the request becomes ready, and may be lost.
-func (r Result) Timing(ctx context.Context) (Timing, error) {
-	if r.p == nil {
-		return Timing{}, fmt.Errorf("kv: timing: %w: the request did not become ready", hawser.ErrInvalid)
-	}
-	r.p.d.mu.Lock()
-	told := ask(&r.p.told, r.p.timing != nil)
-	r.p.d.mu.Unlock()
-	select {
-	case <-told:
-		return times(r.p.timing), nil
-	case <-ctx.Done():
-		return Timing{}, fmt.Errorf("kv: timing of request %s: %w", r.p.id, context.Cause(ctx))
-	}
-}
