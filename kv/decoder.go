@@ -48,11 +48,9 @@ type Decoder struct {
 	m   *proto.Decoder
 
 	// guarded by mu
-	closing  bool
 	starting *Pending // of the Fetch that runs
 	requests map[proto.Request]*Pending
 	counters map[uint64]*awaited // by attempt
-	unproven map[proto.Peer]bool // fences that the engine could not prove
 }
 
 // awaited is the immediate of an attempt. Guarded by Decoder.mu, but for want.
@@ -74,7 +72,7 @@ func (a *awaited) reached() bool {
 func NewDecoder(eng *hawser.Engine, cfg DecoderConfig) (*Decoder, error) {
 	d := &Decoder{
 		station: newStation(eng, cfg.Log), cfg: cfg,
-		requests: map[proto.Request]*Pending{}, counters: map[uint64]*awaited{}, unproven: map[proto.Peer]bool{},
+		requests: map[proto.Request]*Pending{}, counters: map[uint64]*awaited{},
 	}
 	if err := d.check(); err != nil {
 		d.stop()
@@ -228,10 +226,7 @@ func (d *Decoder) Drain(ctx context.Context) error {
 // ErrUnfenced: the memory of the regions must not be used for anything else while the engine lives.
 func (d *Decoder) Close(ctx context.Context) error {
 	d.mu.Lock()
-	if !d.closing {
-		d.closing = true
-		d.m.Close(d.now())
-	}
+	d.m.Close(d.now())
 	d.unlock()
 	var err error
 	for err == nil {

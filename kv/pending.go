@@ -71,9 +71,6 @@ func (d *Decoder) Fetch(ctx context.Context, r FetchRequest) (*Pending, error) {
 	}
 	d.mu.Lock()
 	defer d.unlock()
-	if d.closing {
-		return nil, fmt.Errorf("kv: request %s: decoder: %w", r.ID, hawser.ErrClosed)
-	}
 	now := d.now()
 	if r.Deadline > 0 {
 		f.Deadline = now + r.Deadline

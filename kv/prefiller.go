@@ -190,10 +190,8 @@ func (p *Prefiller) done(ctx context.Context, what string) error {
 // the error says how many writes are still outstanding: the engine reads their pages until it is closed.
 func (p *Prefiller) Close(ctx context.Context) error {
 	p.mu.Lock()
-	if !p.closing {
-		p.closing = true
-		p.m.Close(p.now())
-	}
+	p.closing = true
+	p.m.Close(p.now())
 	p.unlock()
 	err := p.done(ctx, "close")
 	p.mu.Lock()

@@ -212,7 +212,14 @@ func (d *Decoder) Drain(now Time) {
 // Close cancels every request that is not ready, with hawser.ErrClosed. Done tells when nothing can land any more.
 func (d *Decoder) Close(now Time) {
 	d.enter(now)
-	d.closing, d.draining = true, true
+	if !d.closing {
+		d.closing, d.draining = true, true
+		d.stopAll(fmt.Errorf("decoder: %w", hawser.ErrClosed))
+	}
+	d.leave()
+}
+
+func (d *Decoder) stopAll(cause error) {
 	ids := make([]Request, 0, len(d.requests))
 	for id := range d.requests {
 		ids = append(ids, id)
@@ -220,10 +227,9 @@ func (d *Decoder) Close(now Time) {
 	slices.Sort(ids)
 	for _, id := range ids {
 		if r := d.requests[id]; r != nil {
-			d.stop(r, fmt.Errorf("decoder: %w", hawser.ErrClosed))
+			d.stop(r, cause)
 		}
 	}
-	d.leave()
 }
 
 // Done reports whether nothing waits and nothing may be written any more. Ready requests may still be held.
