@@ -221,7 +221,14 @@ func closeUnderWork(t *testing.T, network, first string) {
 	src := newSide(t, "p", network, layout.Spec{Model: small, Pages: 2000})
 	dst := newSide(t, "d", network, layout.Spec{Model: small, Pages: 500})
 	e := newLLM(t, src, kv.PrefillerConfig{}, func(e *llm) {
-		e.wait = func(*kv.Job, int) bool { time.Sleep(time.Millisecond); return true }
+		e.wait = func(j *kv.Job, _ int) bool {
+			if j.ID() == "99" { // the last one is under way whenever Close comes
+				<-j.Done()
+				return false
+			}
+			time.Sleep(time.Millisecond)
+			return true
+		}
 	})
 	d := newDecoder(t, dst, kv.DecoderConfig{})
 	var all []*kv.Pending
@@ -265,9 +272,6 @@ func closeUnderWork(t *testing.T, network, first string) {
 			}
 		}
 		quiet(t, p)
-	}
-	if ready == len(all) {
-		t.Error("everything was ready before Close")
 	}
 	allFree(t, "decoder", dst.pools)
 	allFree(t, "prefiller", src.pools)

@@ -55,7 +55,7 @@ func leftOver() (left []string) {
 		if left = ours(); len(left) == 0 {
 			break
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // between two looks
 	}
 	return left
 }

@@ -196,8 +196,8 @@ func strictly(t *testing.T, src, dst layout.Spec) error {
 
 // vllm#42895: a healthy server with an accuracy of 3 %, because two layouts do not fit together. Whether they do is found out at Hello.
 func TestReg13InfeasibleAtHello(t *testing.T) {
-	small := layout.Model{Name: "m", Layers: 2, Groups: []layout.Group{{PageTokens: 16, KVHeads: 4, HeadDim: 64, ElemSize: 2, Planes: 2}}}
-	err := strictly(t, layout.Spec{Model: small, TP: 4, Order: layout.NHD, Pages: 8}, layout.Spec{Model: small, TP: 1, Order: layout.NHD, Pages: 8})
+	m := layout.Model{Name: "m", Layers: 2, Groups: []layout.Group{{PageTokens: 16, KVHeads: 4, HeadDim: 64, ElemSize: 2, Planes: 2}}}
+	err := strictly(t, layout.Spec{Model: m, TP: 4, Order: layout.NHD, Pages: 8}, layout.Spec{Model: m, TP: 1, Order: layout.NHD, Pages: 8})
 	var mismatch *proto.MismatchError
 	if !errors.As(err, &mismatch) || mismatch.Code != proto.CodeInfeasible {
 		t.Fatalf("%v, want infeasible", err)

@@ -338,7 +338,7 @@ func (e *llm) compute(t *task) {
 	pass.Add(t.job, span)
 	base, err := e.p.Begin(pass)
 	for errors.Is(err, hawser.ErrBusy) { // words of the passes before are still on their way
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // between two looks
 		base, err = e.p.Begin(pass)
 	}
 	if err != nil {

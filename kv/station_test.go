@@ -66,7 +66,7 @@ func TestLinksBeginInSessionsThatAreUp(t *testing.T) {
 		if !p.Up() {
 			break
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // between two looks
 	}
 	if s.met(n) {
 		t.Error("a link begins in a session that has ended")

@@ -1,10 +1,8 @@
 package kv_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/hawser-project/hawser/kv"
 	"github.com/hawser-project/hawser/kv/layout"
@@ -26,11 +24,9 @@ func TestTimingComesAfterReady(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-			if _, err := res.Timing(ctx); err != nil {
+			if _, err := res.Timing(limit(t)); err != nil {
 				t.Fatal(err)
 			}
-			cancel()
 			res.Release()
 		}
 	})
