@@ -51,6 +51,15 @@ func TestWatchedPeerIsDeadAfterTheLimit(t *testing.T) {
 	}
 }
 
+// By default a peer that stops is known within 1.5 s, with a tick to spare: it may stop right after a sign of life, which comes up to a
+// tick after the heart has looked, and the look that finds it dead may be late.
+func TestDeadPeerIsKnownInTime(t *testing.T) {
+	_, dead := pulseRun(&pulse{}, 1000, ticks(defaultPeerTimeout), always, never)
+	if dead == 0 || time.Duration(dead)*heartTick > 1400*time.Millisecond {
+		t.Errorf("dead after %d ticks of %v", dead, heartTick)
+	}
+}
+
 // Whoever answers, or says anything else, lives: with one beat every 300 ms when it is watched, one every 10 s when not.
 func TestAnswersKeepAPeerAlive(t *testing.T) {
 	const n = 10_000

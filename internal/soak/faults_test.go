@@ -21,7 +21,7 @@ type repair struct {
 	f  func()
 }
 
-// A fault lasts from unnoticed to well beyond Options.PeerTimeout, 1.5 s.
+// A fault lasts from unnoticed to well beyond Options.PeerTimeout, 1.3 s.
 const faultMin = 2 * time.Millisecond
 
 var faultMax = flag.Duration("soak.fault", 4*time.Second, "longest fault")
