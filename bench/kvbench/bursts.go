@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/hawser-project/hawser/bench/versus"
 	"github.com/hawser-project/hawser/kv/layout"
 )
 
@@ -41,35 +42,32 @@ func burst(ctx context.Context, c Config, n, bytes int) (Row, error) {
 	if !c.wants(row) {
 		return row, nil
 	}
-	p, err := newPair(ctx, c, setup{Shape: s, Tokens: n * page, LayerTime: burstLead}, s, options{})
+	from := setup{Shape: s, Tokens: n * page, LayerTime: burstLead}
+	p, err := newPair(ctx, c, from, s, options{})
 	if err != nil {
 		return row, err
 	}
 	defer func() { _ = p.close() }()
+	others, err := c.rivals(ctx, from, s, scattered(n), false)
+	if err != nil {
+		return row, err
+	}
+	defer others.close()
 	samples := max(3, min(30, (64<<20)/(n*bytes)))
 	var rate, yard, ratio, told []float64
 	for round := range c.Rounds + 1 {
 		c.Tell(fmt.Sprintf("%s: round %d of %d", row.Name, round, c.Rounds))
-		var ours, theirs []float64
-		for i := range samples {
-			step := sparse
-			if round+i == 0 {
-				step = 1
-			}
-			m, err := p.move(ctx, n*page, step, nil)
-			if err != nil {
-				return row, err
-			}
-			d, err := p.yardstick(ctx, c, 0, m.pages)
-			if err != nil {
-				return row, err
-			}
-			ours, theirs = append(ours, float64(m.exposed()+m.wake())), append(theirs, float64(d))
+		var mine, other float64
+		exposed := func(m versus.Moved) time.Duration { return m.Exposed }
+		if err := others.turn(ctx, c, samples, burstLead, exposed, func() (_ float64, err error) {
+			mine, other, err = p.bursts(ctx, c, n*page, samples, round == 0)
+			return mine, err
+		}); err != nil {
+			return row, err
 		}
 		if round == 0 {
 			continue
 		}
-		mine, other := quantile(ours, 0.5), quantile(theirs, 0.5)
 		total := float64(n * bytes)
 		rate, yard, ratio, told = append(rate, total/mine), append(yard, total/other), append(ratio, other/mine), append(told, mine/1e3)
 	}
@@ -80,5 +78,31 @@ func burst(ctx context.Context, c Config, n, bytes int) (Row, error) {
 		r = r.least(0.90)
 	}
 	row.Values = []Value{r, value("rate", "GB/s", rate), value("yardstick", "GB/s", yard), value("layer to caller", "us", told)}
+	goal := 1.
+	if bytes <= 32<<10 {
+		goal = 1.5
+	}
+	others.add(&row, "layer to application", goal)
 	return row, nil
+}
+
+// bursts is so many of them, each beside its yardstick: the medians, in nanoseconds. all: the first one is checked byte by byte.
+func (p *pair) bursts(ctx context.Context, c Config, tokens, samples int, all bool) (ours, yardstick float64, err error) {
+	var mine, other []float64
+	for i := range samples {
+		step := sparse
+		if all && i == 0 {
+			step = 1
+		}
+		m, err := p.move(ctx, tokens, step, nil)
+		if err != nil {
+			return 0, 0, err
+		}
+		d, err := p.yardstick(ctx, c, 0, m.pages)
+		if err != nil {
+			return 0, 0, err
+		}
+		mine, other = append(mine, float64(m.exposed()+m.wake())), append(other, float64(d))
+	}
+	return quantile(mine, 0.5), quantile(other, 0.5), nil
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/hawser-project/hawser/bench/versus"
 	"github.com/hawser-project/hawser/kv"
 	"github.com/hawser-project/hawser/kv/layout"
 )
@@ -39,69 +40,92 @@ func hidden(ctx context.Context, c Config, s shape, tokens int, layer time.Durat
 	if !c.wants(row) {
 		return row, nil
 	}
-	p, err := newPair(ctx, c, setup{Shape: s, Tokens: tokens, LayerTime: layer}, s, options{})
+	from := setup{Shape: s, Tokens: tokens, LayerTime: layer}
+	p, err := newPair(ctx, c, from, s, options{})
 	if err != nil {
 		return row, err
 	}
 	defer func() { _ = p.close() }()
-	var ratio, exposed, wake, yard, whole, hide, cpu []float64
-	var all []*moved
+	others, err := c.rivals(ctx, from, s, scattered(s.Pages), true)
+	if err != nil {
+		return row, err
+	}
+	defer others.close()
+	h := hiddenRow{pair: p, c: c, last: s.Model.Layers - 1, tokens: tokens}
 	for round := range c.Rounds + 1 {
 		c.Tell(fmt.Sprintf("%s: round %d of %d", row.Name, round, c.Rounds))
-		step := sparse
-		if round == 0 {
-			step = 1
-		}
-		before, err := p.cpu(ctx)
-		if err != nil {
+		exposed := func(m versus.Moved) time.Duration { return m.Exposed }
+		if err := others.turn(ctx, c, 1, layer, exposed, func() (float64, error) { return h.one(ctx, round) }); err != nil {
 			return row, err
 		}
-		f := &follower{}
-		m, err := p.move(ctx, tokens, step, func(q *kv.Pending) (kv.Result, error) {
-			stop := f.begin(q)
-			defer stop()
-			return q.Wait(ctx)
-		})
-		if err != nil {
-			return row, err
-		}
-		m.landed = f.layers(len(m.computed)-1, m.told)
-		after, err := p.cpu(ctx)
-		if err != nil {
-			return row, err
-		}
-		var y []float64
-		for i := range 3 { // of the last layers, as one copy is short
-			d, err := p.yardstick(ctx, c, max(0, s.Model.Layers-1-i), m.pages)
-			if err != nil {
-				return row, err
-			}
-			y = append(y, float64(d))
-		}
-		if round == 0 {
-			continue
-		}
-		one := quantile(y, 0.5)
-		ratio = append(ratio, float64(m.exposed())/one)
-		exposed = append(exposed, micros(m.exposed()))
-		wake = append(wake, micros(m.wake()))
-		yard = append(yard, one/1e3)
-		whole = append(whole, millis(time.Duration(m.ready-m.computed[0])))
-		hide = append(hide, m.hidden())
-		cpu = append(cpu, (after-before)/(float64(m.bytes)/(1<<30)))
-		all = append(all, m)
 	}
-	r := value("exposed / yardstick", "", ratio)
+	r := value("exposed / yardstick", "", h.ratio)
 	if layer > 5*time.Millisecond && c.Network == "shm" {
 		r = r.most(1.3)
 	}
 	row.Values = []Value{
-		r, value("exposed", "us", exposed), value("yardstick of a layer", "us", yard), value("wake", "us", wake),
-		value("first layer begun to ready", "ms", whole), value("hidden share", "", hide), value("CPU", "s/GiB", cpu),
+		r, value("exposed", "us", h.exposed), value("yardstick of a layer", "us", h.yard), value("wake", "us", h.wake),
+		value("first layer begun to ready", "ms", h.whole), value("hidden share", "", h.hide), value("CPU", "s/GiB", h.cpu),
 	}
-	slices.SortFunc(all, func(a, b *moved) int { return int(a.exposed() - b.exposed()) })
-	row.Layers = all[len(all)/2].layers()
+	slices.SortFunc(h.all, func(a, b *moved) int { return int(a.exposed() - b.exposed()) })
+	row.Layers = h.all[len(h.all)/2].layers()
+	others.add(&row, "exposed", 1)
 	return row, nil
+}
+
+// hiddenRow is what the rounds of a row of B2 come to.
+type hiddenRow struct {
+	*pair
+	c            Config
+	last, tokens int // layer, of the prompt
+
+	ratio, exposed, wake, yard, whole, hide, cpu []float64
+	all                                          []*moved
+}
+
+// one is one round, of which number 0 does not count. It returns how long after the last layer the caller knew, in nanoseconds.
+func (h *hiddenRow) one(ctx context.Context, round int) (float64, error) {
+	step := sparse
+	if round == 0 {
+		step = 1
+	}
+	before, err := h.pair.cpu(ctx)
+	if err != nil {
+		return 0, err
+	}
+	f := &follower{}
+	m, err := h.move(ctx, h.tokens, step, func(q *kv.Pending) (kv.Result, error) {
+		stop := f.begin(q)
+		defer stop()
+		return q.Wait(ctx)
+	})
+	if err != nil {
+		return 0, err
+	}
+	m.landed = f.layers(len(m.computed)-1, m.told)
+	after, err := h.pair.cpu(ctx)
+	if err != nil {
+		return 0, err
+	}
+	var y []float64
+	for i := range 3 { // of the last layers, as one copy is short
+		d, err := h.yardstick(ctx, h.c, max(0, h.last-i), m.pages)
+		if err != nil {
+			return 0, err
+		}
+		y = append(y, float64(d))
+	}
+	if round == 0 {
+		return 0, nil
+	}
+	one := quantile(y, 0.5)
+	h.ratio = append(h.ratio, float64(m.exposed())/one)
+	h.exposed, h.wake = append(h.exposed, micros(m.exposed())), append(h.wake, micros(m.wake()))
+	h.yard, h.hide = append(h.yard, one/1e3), append(h.hide, m.hidden())
+	h.whole = append(h.whole, millis(time.Duration(m.ready-m.computed[0])))
+	h.cpu = append(h.cpu, (after-before)/(float64(m.bytes)/(1<<30)))
+	h.all = append(h.all, m)
+	return float64(m.exposed() + m.wake()), nil
 }
 
 // follower notes how the count of a request grows. Checking its content and the yardstick are no part of what is measured, so it may

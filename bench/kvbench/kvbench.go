@@ -20,6 +20,7 @@ type Config struct {
 	Procs   int          `json:"gomaxprocs"`      // of each of the two processes; 0: half of the processors, as they share them
 	Short   bool         `json:"short,omitempty"` // fewer rows and less of each, for tests of the program
 	Child   proc.Spec    `json:"-"`               // of the prefilling process, which calls Serve
+	Rivals  Rivals       `json:"-"`               // none when it has no names
 	Replay  []string     `json:"-"`               // arguments of this program that replay a trace, for B3
 	Profile string       `json:"-"`               // folder for processor profiles of both processes, of the last row; empty: none
 	Only    string       `json:"only,omitempty"`  // rows whose name has this; empty: all
@@ -32,6 +33,8 @@ type Row struct {
 	Values []Value `json:"values"`
 	Layers []Layer `json:"layers,omitempty"` // of B2: the round in the middle
 	Note   string  `json:"note,omitempty"`
+
+	Peers []string `json:"peers,omitempty"` // version and settings of each that was measured, or why it was not
 }
 
 // Value is one number of a row.

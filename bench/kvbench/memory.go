@@ -28,8 +28,13 @@ type memory struct {
 	regions []*hawser.Region
 }
 
+// build lays it out; sizes are those of the regions.
+func (s *shape) build() (g layout.Geometry, sizes []int64, err error) {
+	return layout.Build(layout.Spec{Model: s.Model, TP: s.TP, Ranks: s.Ranks, PageTokens: s.PageTokens, Pages: s.Pages})
+}
+
 func newMemory(eng *hawser.Engine, s shape) (*memory, error) {
-	g, sizes, err := layout.Build(layout.Spec{Model: s.Model, TP: s.TP, Ranks: s.Ranks, PageTokens: s.PageTokens, Pages: s.Pages})
+	g, sizes, err := s.build()
 	if err != nil {
 		return nil, err
 	}

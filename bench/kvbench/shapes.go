@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
+	"github.com/hawser-project/hawser/bench/versus"
 	"github.com/hawser-project/hawser/kv/layout"
 )
 
@@ -65,7 +67,8 @@ func (u unequal) run(ctx context.Context, c Config) (row Row, err error) {
 	}
 	one := c
 	one.Profile = ""
-	differ, err := newPair(ctx, c, setup{Shape: side(u.tp[0], u.page[0]), Tokens: shapeTokens, Rails: u.rails[0]}, side(u.tp[1], u.page[1]), options{rails: u.rails[1]})
+	from, to := setup{Shape: side(u.tp[0], u.page[0]), Tokens: shapeTokens, Rails: u.rails[0]}, side(u.tp[1], u.page[1])
+	differ, err := newPair(ctx, c, from, to, options{rails: u.rails[1]})
 	if err != nil {
 		return row, err
 	}
@@ -75,27 +78,48 @@ func (u unequal) run(ctx context.Context, c Config) (row Row, err error) {
 		return row, err
 	}
 	defer func() { err = errors.Join(err, same.close()) }()
+	others, err := c.rivals(ctx, from, to, scattered(to.Pages), false)
+	if err != nil {
+		return row, err
+	}
+	defer others.close()
 	var ratio, rate, equal []float64
 	for round := range c.Rounds + 1 {
 		c.Tell(fmt.Sprintf("%s: round %d of %d", u.name, round, c.Rounds))
-		var rates [2]float64
-		for i := range 2 {
-			which := (round + i) % 2 // they take turns in going first
-			p, step := []*pair{differ, same}[which], sparse
-			if round == 0 {
-				step = 1
+		whole := func(m versus.Moved) time.Duration { return m.Whole }
+		if err := others.turn(ctx, c, 1, 0, whole, func() (float64, error) {
+			rates, took, err := shapeRound(ctx, differ, same, round)
+			if round > 0 && err == nil {
+				ratio, rate, equal = append(ratio, rates[0]/rates[1]), append(rate, rates[0]), append(equal, rates[1])
 			}
-			m, err := p.move(ctx, shapeTokens, step, nil)
-			if err != nil {
-				return row, err
-			}
-			rates[which] = float64(m.bytes) / float64(m.ready-m.computed[0])
-		}
-		if round > 0 {
-			ratio, rate, equal = append(ratio, rates[0]/rates[1]), append(rate, rates[0]), append(equal, rates[1])
+			return took, err
+		}); err != nil {
+			return row, err
 		}
 	}
 	row.Values = []Value{value("rate / equal sides", "", ratio).least(0.9), value("rate", "GB/s", rate), value("equal sides", "GB/s", equal)}
 	row.Note = "every byte checked in the warm-up, every sixteenth token in the rounds"
+	others.add(&row, "begun to application", 1)
 	return row, nil
+}
+
+// shapeRound is one round of both, which take turns in going first: their rates in GB/s, and how long it took the sides that differ
+// until the caller knew, in nanoseconds.
+func shapeRound(ctx context.Context, differ, same *pair, round int) (rates [2]float64, took float64, err error) {
+	for i := range 2 {
+		which := (round + i) % 2
+		p, step := []*pair{differ, same}[which], sparse
+		if round == 0 {
+			step = 1
+		}
+		m, err := p.move(ctx, shapeTokens, step, nil)
+		if err != nil {
+			return rates, 0, err
+		}
+		rates[which] = float64(m.bytes) / float64(m.ready-m.computed[0])
+		if which == 0 {
+			took = float64(m.told - m.computed[0])
+		}
+	}
+	return rates, took, nil
 }

@@ -6,7 +6,8 @@ path within a host is TCP, too) and these functions:
 
     refuse(case)                  optional: raises Refusal if it cannot run it
     environment(case)             variables that its library reads when loaded
-    sender(case, pool, link)      the object of the process that is asked
+    sender(case, pool, link)      the object of the process that is asked; for the
+                                  scenario "layers" layers.py says what it does
     receiver(case, pool, link)    the object of the process that it started
 
 A sender has settings (a string), prepare(first), which may take its time, and
@@ -27,6 +28,8 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+
+import layers
 
 # How long one side waits for the other without seeing any progress.
 STALL_SECONDS = 20
@@ -61,17 +64,20 @@ class Case:
     pings: int = 0  # round trips
     order: str = ""
     seed: int = 1
+    target: int = 0  # bytes of the destination, where they are not those of the source
 
     @classmethod
     def parse(cls, request):
         known = {k: v for k, v in request.items() if k in cls.__dataclass_fields__}
         case = cls(**known)
-        if case.scenario not in ("pages", "latency", "rate"):
-            raise Refusal(f"scenario {case.scenario!r}: want pages, latency or rate")
+        if case.scenario not in ("pages", "latency", "rate", "layers"):
+            raise Refusal(f"scenario {case.scenario!r}: want pages, latency, rate or layers")
         if case.transport not in ("shm", "tcp"):
             raise Refusal(f"transport {case.transport!r}: want shm or tcp")
         if case.size < WORD or case.size % WORD or case.pool < case.size:
             raise Refusal(f"size {case.size}, pool {case.pool}: want a size that is a multiple of {WORD} and at most the pool")
+        if case.scenario == "layers":
+            return case
         for name in ("depth", "batch", "pings" if case.scenario == "latency" else "count"):
             if getattr(case, name) < 1:
                 raise Refusal(f"{name} {getattr(case, name)}: want at least 1")
@@ -103,14 +109,17 @@ class Pool:
     """Memory of a case, source or destination, all of it touched. It has the same
     kind of pages as everybody's: those of a shared mapping."""
 
-    def __init__(self, case):
+    def __init__(self, case, size=0):
         import numpy
 
-        self.memory = mmap.mmap(-1, case.pool, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+        size = size or case.pool
+        self.size = size
+        self.memory = mmap.mmap(-1, size, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
         self.bytes = numpy.frombuffer(self.memory, numpy.uint8)
         self.address = self.bytes.ctypes.data
         self.case = case
-        self.slots = self.bytes[: case.slots * case.size].view("<u8").reshape(case.slots, -1)
+        if case.scenario != "layers":
+            self.slots = self.bytes[: case.slots * case.size].view("<u8").reshape(case.slots, -1)
         self.bytes[:] = BLANK
 
     def parts(self):
@@ -121,6 +130,11 @@ class Pool:
     def stamp(self):
         import numpy
 
+        if self.case.scenario == "layers":
+            for start in range(0, self.size // WORD * WORD, PART):
+                part = self.bytes[start : min(start + PART, self.size // WORD * WORD)]
+                part.view("<u8")[:] = layers.content(start, len(part), self.case.seed)
+            return
         slots = numpy.arange(self.case.slots)
         for part in self.parts():
             self.slots[part] = self.content(slots[part])
@@ -230,12 +244,14 @@ def version(distribution):
 def receive(peer, case, link):
     """The life of the receiving process; ends with its link."""
     try:
-        pool = Pool(case)
+        pool = Pool(case, case.target)
         end = peer.receiver(case, pool, link)
         link.tell("ready")
         while True:
             request = link.hear(None)
-            if request[0] == "verify":
+            if request[0] == "verify" and case.scenario == "layers":
+                link.tell(layers.Writes(case).corrupt(pool, case.seed))
+            elif request[0] == "verify":
                 link.tell(pool.corrupt(case.route()[request[1]]))
             else:
                 end.serve(request)
@@ -282,7 +298,8 @@ class Driver:
             os._exit(0)  # destructors of a library may wait for the other side
         theirs.close()
         self.link, self.case = Link(ours, child), case
-        self.route = case.route()
+        self.writes = layers.Writes(case) if case.scenario == "layers" else None
+        self.route = [] if self.writes else case.route()
         self.pool = Pool(case)  # kept: a library knows only its address
         self.pool.stamp()
         self.sender = peer.sender(case, self.pool, self.link)
@@ -292,6 +309,13 @@ class Driver:
         return {"name": peer.NAME, "version": release, "settings": settings}
 
     def run(self, request):
+        if self.writes:
+            self.sender.prepare()
+            cpu = self.link.cpu()
+            answer = layers.run(self.sender, self.writes.layers, request)
+            answer["cpu"] = self.link.cpu() - cpu
+            self.sender.settle()
+            return answer
         first = request["first"]
         if self.first is None:
             self.first = first
@@ -305,6 +329,8 @@ class Driver:
     def verify(self, request):
         import numpy
 
+        if self.writes:
+            return {"corrupt": self.link.ask(("verify",))}
         first = self.first or 0
         moved = min(request["moved"], len(self.route))
         return {"corrupt": self.link.ask(("verify", (first + numpy.arange(moved)) % len(self.route)))}

@@ -13,6 +13,7 @@ sys.dont_write_bytecode = True
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here] + [here]
 
 import driver  # noqa: E402
+import layers  # noqa: E402
 
 NAME = "mooncake"
 DISTRIBUTION = "mooncake-transfer-engine-non-cuda"
@@ -20,6 +21,7 @@ TCP_ONLY = True  # the wheel has no transport through shared memory
 
 HOST = "127.0.0.1"
 NAP = 50e-6  # seconds between two looks at a write
+WINDOW = 8 << 20  # bytes in flight of a prompt's layers, as others have
 WRITES = 512  # in flight at most: the transport refuses more than it can queue
 # A notification is a TCP connection of its own: more would take minutes.
 NOTIFICATIONS = 10_000
@@ -56,7 +58,7 @@ class Engine:
         self.engine = TransferEngine()
         if self.engine.initialize(HOST, "P2PHANDSHAKE", "tcp", ""):
             raise RuntimeError("TransferEngine.initialize failed")
-        if self.engine.register_memory(pool.address, case.pool):
+        if self.engine.register_memory(pool.address, pool.size):
             raise RuntimeError("TransferEngine.register_memory failed")
         self.write, self.notification = TransferEngine.TransferOpcode.Write, TransferNotify("bench", "moved")
         self.address = pool.address
@@ -153,7 +155,63 @@ class Receiver(Engine):
         return self.missing <= 0
 
 
-sender, receiver = Sender, Receiver
+class LayerSender(Engine):
+    """Writes the layers of a prompt, then tells the other application on a pipe."""
+
+    NAP = NAP
+
+    def __init__(self, case, pool, link):
+        super().__init__(case, pool, link)
+        w = layers.Writes(case)
+        rows = list(zip((w.source + self.address).tolist(), (w.target + self.there).tolist(), w.length.tolist()))
+        self.rows = [rows[slice(*w.of(i))] for i in range(w.layers)]
+        self.window = max(1, min(WINDOW // int(w.length.max()), WRITES))
+        self.waiting, self.flight = deque(), deque()
+        self.settings = (
+            "TCP over loopback, the only transport of this wheel within a host; connection pool on; "
+            f"a write per range, {WINDOW >> 20} MiB and at most {WRITES} in flight, looked at every {NAP * 1e6:.0f} us; a message on a pipe after the last"
+        )
+
+    def prepare(self):
+        self.link.ask(("layers",))
+
+    def post(self, layer):
+        self.waiting.extend(self.rows[layer])
+        self.poll()
+
+    def poll(self):
+        flight, waiting = self.flight, self.waiting
+        while flight and (state := self.engine.transfer_check_status(flight[0])):
+            if state < 0:
+                raise RuntimeError(f"a write failed: transfer_check_status gave {state}")
+            flight.popleft()
+        while waiting and len(flight) < self.window:
+            source, target, length = waiting.popleft()
+            number = self.engine.transfer_submit_write(self.other, source, target, length)
+            if not number:
+                raise RuntimeError("transfer_submit_write failed")
+            flight.append(number)
+        return not flight and not waiting
+
+    def known(self):
+        return self.link.ask(("written",))
+
+    def settle(self):
+        pass
+
+
+class LayerReceiver(Engine):
+    def serve(self, request):
+        self.link.tell(time.monotonic_ns())
+
+
+def sender(case, pool, link):
+    return (LayerSender if case.scenario == "layers" else Sender)(case, pool, link)
+
+
+def receiver(case, pool, link):
+    return (LayerReceiver if case.scenario == "layers" else Receiver)(case, pool, link)
+
 
 if __name__ == "__main__":
     driver.main(sys.modules["__main__"])

@@ -13,6 +13,7 @@ sys.dont_write_bytecode = True
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here] + [here]
 
 import driver  # noqa: E402
+import layers  # noqa: E402
 
 NAME = "nixl"
 DISTRIBUTION = "nixl-cu12"
@@ -25,6 +26,8 @@ TRANSPORTS = {"tcp": "tcp,self", "shm": "posix,self"}
 TRANSFER = 1 << 20
 DONE = b"done"
 MOVED = b"moved"
+# Transfers in flight of a prompt's layers, which are as many bytes as others have.
+FLIGHT = 8
 
 
 def environment(case):
@@ -48,7 +51,7 @@ class Agent:
         # without this the backend would not use them.
         options["ucx_error_handling_mode"] = "none" if case.transport == "shm" else "peer"
         self.agent.create_backend("UCX", options)
-        registered = self.agent.get_reg_descs([(pool.address, case.pool, 0, "")], "DRAM")
+        registered = self.agent.get_reg_descs([(pool.address, pool.size, 0, "")], "DRAM")
         if not self.agent.register_memory(registered):
             raise RuntimeError("register_memory failed")
         metadata, address = link.exchange((self.agent.get_agent_metadata(), pool.address))
@@ -56,8 +59,11 @@ class Agent:
         if isinstance(self.other, bytes):
             self.other = self.other.decode()
         self.agent.make_connection(self.other)
-        self.local = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", self.descriptors(pool.address), "DRAM")
-        self.remote = self.agent.prep_xfer_dlist(self.other, self.descriptors(address), "DRAM")
+        self.describe(pool.address, address)
+
+    def describe(self, here, there):
+        self.local = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", self.descriptors(here), "DRAM")
+        self.remote = self.agent.prep_xfer_dlist(self.other, self.descriptors(there), "DRAM")
 
     def descriptors(self, address):
         import numpy
@@ -187,7 +193,92 @@ class Receiver(Agent):
                 self.link.spin(lambda: self.done(self.back))
 
 
-sender, receiver = Sender, Receiver
+class LayerSender(Agent):
+    """Writes the layers of a prompt in transfers of TRANSFER bytes that were
+    prepared before the clock started, each with a notification."""
+
+    NAP = 0
+
+    def __init__(self, case, pool, link):
+        self.writes = layers.Writes(case)
+        super().__init__("sender", case, pool, link)
+        self.transfers = [[self.made(*part) for part in self.writes.parts(i, TRANSFER)] for i in range(self.writes.layers)]
+        self.waiting, self.flight = deque(), deque()
+        self.settings = (
+            f"UCX_TLS={os.environ['UCX_TLS']}; an agent per process without a progress thread, both polling; prepared writes of "
+            f"{TRANSFER >> 20} MiB, {FLIGHT} in flight, a notification with each"
+        )
+
+    def describe(self, here, there):
+        import numpy
+
+        def rows(address, offsets):
+            return numpy.stack([address + offsets, self.writes.length, numpy.zeros_like(offsets)], 1).astype(numpy.uint64)
+
+        self.local = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", rows(here, self.writes.source), "DRAM")
+        self.remote = self.agent.prep_xfer_dlist(self.other, rows(there, self.writes.target), "DRAM")
+
+    def made(self, first, end):
+        import numpy
+
+        numbers = numpy.arange(first, end, dtype=numpy.int64)
+        return self.transfer(numpy.stack([numbers, numbers], 1))
+
+    def prepare(self):
+        self.link.ask(("count", sum(map(len, self.transfers))))
+
+    def post(self, layer):
+        self.waiting.extend(self.transfers[layer])
+        self.poll()
+
+    def poll(self):
+        flight, waiting = self.flight, self.waiting
+        while flight and self.done(flight[0]):
+            flight.popleft()
+        while waiting and len(flight) < FLIGHT:
+            handle = waiting.popleft()
+            if not Agent.post(self, handle):
+                flight.append(handle)
+        return not flight and not waiting
+
+    def known(self):
+        connection = self.link.connection
+        self.link.spin(lambda: (self.notifications(), connection.poll(0))[1])
+        return self.link.hear()
+
+    def settle(self):
+        self.link.ask(("settle",))
+
+
+class LayerReceiver(Agent):
+    def __init__(self, case, pool, link):
+        super().__init__("receiver", case, pool, link)
+
+    def describe(self, here, there):
+        pass  # it only receives
+
+    def serve(self, request):
+        self.missing = request[1]
+        self.link.tell("go")
+        self.link.spin(self.arrived)
+        self.link.tell(time.monotonic_ns())
+        # What was posted last may still need this side's polling to leave.
+        self.link.spin(lambda: self.notifications() or self.link.connection.poll(0))
+        if self.link.hear() == ("settle",):
+            self.link.tell("settled")
+
+    def arrived(self):
+        self.missing -= self.notifications()
+        return self.missing <= 0
+
+
+def sender(case, pool, link):
+    return (LayerSender if case.scenario == "layers" else Sender)(case, pool, link)
+
+
+def receiver(case, pool, link):
+    return (LayerReceiver if case.scenario == "layers" else Receiver)(case, pool, link)
+
 
 if __name__ == "__main__":
     driver.main(sys.modules["__main__"])

@@ -36,6 +36,7 @@ type answer struct {
 	Why               string
 	Settings, Version string
 	Seconds, CPU, P50 float64
+	Exposed           float64 // of layers
 	Corrupt           int64
 }
 
@@ -256,6 +257,40 @@ func TestWheelMovesPages(t *testing.T) {
 		_ = w.in.Close()
 		if code := w.gone(); code != 0 {
 			t.Errorf("exit code %d", code)
+		}
+	})
+}
+
+func TestWheelMovesLayers(t *testing.T) {
+	wheels(t, func(t *testing.T, python, script, transport string) {
+		const layers, writes, size = 3, 40, 32 << 10
+		var rows []byte
+		from, to := rand.Perm(layers*writes), rand.Perm(layers*writes)
+		for i := range layers * writes {
+			for _, x := range []int{i / writes, from[i] * size, to[i] * size, size} {
+				rows = binary.LittleEndian.AppendUint64(rows, uint64(x))
+			}
+		}
+		path := filepath.Join(t.TempDir(), "layers")
+		if err := os.WriteFile(path, rows, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w := startWheel(t, python, script)
+		w.must(map[string]any{
+			"op": "open", "scenario": "layers", "transport": transport, "size": 8, "pool": layers * writes * size, "target": (layers*writes + 1) * size,
+			"order": path, "seed": 7,
+		})
+		for _, whole := range []bool{false, true} {
+			a := w.must(map[string]any{"op": "run", "layer_ns": 2_000_000, "whole": whole})
+			if a.Exposed <= 0 || a.Seconds < a.Exposed+layers*0.002-1e-9 || a.CPU <= 0 {
+				t.Errorf("answer to run: %+v", a)
+			}
+			if a := w.must(map[string]any{"op": "verify"}); a.Corrupt != 0 {
+				t.Errorf("%d bytes are wrong", a.Corrupt)
+			}
+		}
+		if a := w.must(map[string]any{"op": "verify"}); a.Corrupt < layers*writes*size/2 {
+			t.Errorf("only %d bytes are wrong of what did not move", a.Corrupt)
 		}
 	})
 }

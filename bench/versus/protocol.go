@@ -17,6 +17,9 @@ type request struct {
 	*Opening
 	First *uint64 `json:"first,omitempty"` // of opRun: number of the first block since the start of the run
 	Moved *uint64 `json:"moved,omitempty"` // of opVerify: blocks moved so far
+
+	LayerNS int64 `json:"layer_ns,omitempty"` // of opRun with Layers: computation of each
+	Whole   bool  `json:"whole,omitempty"`    // and nothing is posted before the last one is computed
 }
 
 // The operations of a driver.
@@ -39,6 +42,7 @@ type Opening struct {
 	Order      string   `json:"order"` // path of a file of pairs of slots
 	Seed       uint64   `json:"seed"`
 	Congestion string   `json:"congestion"`
+	Target     uint64   `json:"target,omitempty"`  // of Layers: bytes of the destination
 	Foreign    bool     `json:"foreign,omitempty"` // ours: register memory instead of allocating it; peers always do
 }
 
@@ -56,6 +60,7 @@ type reply struct {
 	P50     float64 `json:"p50,omitempty"`     // one way, microseconds, of Latency
 	P99     float64 `json:"p99,omitempty"`
 	P999    float64 `json:"p999,omitempty"`
+	Exposed float64 `json:"exposed,omitempty"` // of Layers: seconds since the last layer was computed
 
 	Corrupt uint64 `json:"corrupt,omitempty"` // to opVerify: bytes
 }

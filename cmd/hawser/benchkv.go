@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -21,6 +22,8 @@ type (
 		Procs    int       `placeholder:"N" help:"Processors that each of the two processes uses (default: half of them, as they share them)."`
 		Short    bool      `help:"Fewer rows and less work in each: a look whether everything runs, not a measurement."`
 		Row      string    `placeholder:"TEXT" help:"Only the rows of B1, B2, B7 and B8 whose name has this."`
+		Peers    []string  `placeholder:"NAME" help:"Other libraries that do the same work in the same rounds of B1, B2 and B8: nixl, mooncake (default: none)."`
+		Keep     string    `placeholder:"DIR" help:"Install them into DIR, or use what is there, and leave it (default: a temporary folder)."`
 		Profile  string    `placeholder:"DIR" help:"Write processor profiles of both processes to this existing folder; of several rows those of the last are kept. B3 has none."`
 	}
 
@@ -31,6 +34,7 @@ type (
 // Help lists the benchmarks.
 func (benchKVCmd) Help() string {
 	var b strings.Builder
+	b.WriteString("The benchmarks are:\n\n") // kong trims what the text begins with
 	for _, x := range kvbench.Benchmarks() {
 		fmt.Fprintf(&b, "  %s  %s\n", x.ID, x.Help)
 	}
@@ -57,12 +61,46 @@ type kvTable struct {
 }
 
 // Run measures package kv.
-func (c *benchKVCmd) Run(ctx context.Context, u *ui) error {
+func (c *benchKVCmd) Run(ctx context.Context, u *ui) (err error) {
+	if err := c.check(); err != nil {
+		return err
+	}
+	for _, p := range c.Provider {
+		if _, err := p.open(ctx); err != nil {
+			return err
+		}
+	}
+	rivals := kvbench.Rivals{Names: c.Peers}
+	if len(c.Peers) > 0 {
+		exe, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("bench kv: %w", err)
+		}
+		if rivals.Env, err = newVersusEnv(c.Keep, exe); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, rivals.Env.Close()) }()
+	}
+	r := kvBenchReport{Machine: bench.ThisMachine(), Revision: thisVersion().Revision, Command: os.Args, Began: time.Now().UTC()}
+	failed := c.measure(ctx, u, rivals, &r)
+	if len(r.Tables) > 0 {
+		if err := u.result(r); err != nil {
+			return err
+		}
+	}
+	return failed
+}
+
+// check completes the choice of benchmarks, and refuses what cannot be measured.
+func (c *benchKVCmd) check() error {
 	if c.Rounds < 1 {
 		return usage("--rounds: %d, want 1 or more", c.Rounds)
 	}
 	if c.Procs < 0 {
 		return usage("--procs: %d, want 1 or more", c.Procs)
+	}
+	if err := kvbench.CheckRivals(c.Peers); err != nil {
+		return usage("--peers: %v", err)
 	}
 	known := kvbench.Benchmarks()
 	for i, id := range c.Which {
@@ -76,27 +114,15 @@ func (c *benchKVCmd) Run(ctx context.Context, u *ui) error {
 			c.Which = append(c.Which, b.ID)
 		}
 	}
-	for _, p := range c.Provider {
-		if _, err := p.open(ctx); err != nil {
-			return err
-		}
-	}
-	r := kvBenchReport{Machine: bench.ThisMachine(), Revision: thisVersion().Revision, Command: os.Args, Began: time.Now().UTC()}
-	failed := c.measure(ctx, u, &r)
-	if len(r.Tables) > 0 {
-		if err := u.result(r); err != nil {
-			return err
-		}
-	}
-	return failed
+	return nil
 }
 
 // measure adds a table for each benchmark and network, up to the first that fails.
-func (c *benchKVCmd) measure(ctx context.Context, u *ui, r *kvBenchReport) error {
+func (c *benchKVCmd) measure(ctx context.Context, u *ui, rivals kvbench.Rivals, r *kvBenchReport) error {
 	for _, id := range c.Which {
 		for _, p := range c.Provider {
 			config := kvbench.Config{
-				Network: string(p), Rounds: c.Rounds, Procs: c.Procs, Short: c.Short, Profile: c.Profile, Only: c.Row,
+				Network: string(p), Rounds: c.Rounds, Procs: c.Procs, Short: c.Short, Profile: c.Profile, Only: c.Row, Rivals: rivals,
 				Child:  proc.Spec{Name: "prefiller", Args: []string{"bench", "prefill"}},
 				Replay: []string{"kv", "replay", "--provider", string(p)},
 				Tell:   func(what string) { u.status.show("bench kv %s over %s: %s", id, p, what) },
@@ -134,6 +160,15 @@ func printKVTable(u *ui, t *kvTable) {
 	}
 	u.table(fmt.Sprintf("%s over %s, %d rounds, load %.1f", t.Benchmark, t.Config.Network, t.Config.Rounds, t.Load),
 		[]string{"", "value", "unit", "median", "min", "max", "goal"}, cells)
+	var told []string
+	for _, row := range t.Rows {
+		for _, p := range row.Peers {
+			if !slices.Contains(told, p) {
+				told = append(told, p)
+				u.printf("%s\n", p)
+			}
+		}
+	}
 	for _, row := range t.Rows {
 		printLayers(u, &row)
 	}

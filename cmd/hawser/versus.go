@@ -62,7 +62,7 @@ func (c *versusCmd) Run(ctx context.Context, u *ui) (err error) {
 	if err != nil {
 		return fmt.Errorf("bench versus: %w", err)
 	}
-	env, err := versus.NewEnv(c.Keep, func(driver string) (args, env []string) { return []string{exe, "bench", "drive", driver}, nil })
+	env, err := newVersusEnv(c.Keep, exe)
 	if err != nil {
 		return err
 	}
@@ -164,4 +164,9 @@ func addNote(notes [][]string, row versus.Row) [][]string {
 		return notes
 	}
 	return append(notes, []string{row.Peer, row.Version, row.Settings})
+}
+
+// newVersusEnv is where the peers are; exe is this program.
+func newVersusEnv(keep, exe string) (*versus.Env, error) {
+	return versus.NewEnv(keep, func(driver string) (args, env []string) { return []string{exe, "bench", "drive", driver}, nil })
 }
