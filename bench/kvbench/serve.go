@@ -48,6 +48,7 @@ type question struct {
 	Request string   // times: the request
 	Layer   int      // copy, socket
 	Pages   []uint32 // copy, socket: of the other side
+	Dst     shape    // pieces: the other side
 	Addr    string   // socket
 }
 
@@ -268,6 +269,8 @@ func (s *server) answer(kind string, q *question) (a state, err error) {
 		s.mu.Unlock()
 	case "copy":
 		a.Took = s.copyLayer(q)
+	case "pieces":
+		a.Took, err = s.copyPieces(q.Dst)
 	case "dial":
 		s.conn, err = net.Dial("tcp", q.Addr)
 	case "socket":
@@ -311,6 +314,32 @@ func (s *server) copyLayer(q *question) time.Duration {
 		copy(s.other[slot:], page)
 	})
 	return time.Since(start)
+}
+
+// copyPieces copies the whole prompt to other memory in the pieces, and in the order, in which it is written to the other side.
+func (s *server) copyPieces(dst shape) (time.Duration, error) {
+	w, err := work(s.Shape, dst, s.Tokens, scattered(dst.Pages))
+	if err != nil {
+		return 0, err
+	}
+	if uint64(len(s.other)) < w.Dst {
+		s.other = make([]byte, w.Dst)
+		clear(s.other) // so that the memory is there
+	}
+	regions := make([]uint64, len(s.regions)+1) // where each begins, as if one followed the other
+	for i, r := range s.regions {
+		regions[i+1] = regions[i] + r.Len()
+	}
+	start := time.Now()
+	i := 0
+	for _, x := range w.Ranges {
+		for x.Src < regions[i] || x.Src >= regions[i+1] {
+			i = (i + 1) % len(s.regions)
+		}
+		at := x.Src - regions[i]
+		copy(s.other[x.Dst:x.Dst+x.Len], s.regions[i].Bytes()[at:at+x.Len])
+	}
+	return time.Since(start), nil
 }
 
 // sendLayer sends the pages of one layer through the socket.

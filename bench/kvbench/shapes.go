@@ -83,14 +83,21 @@ func (u unequal) run(ctx context.Context, c Config) (row Row, err error) {
 		return row, err
 	}
 	defer others.close()
-	var ratio, rate, equal []float64
+	var ratio, rate, equal, pieces []float64
 	for round := range c.Rounds + 1 {
 		c.Tell(fmt.Sprintf("%s: round %d of %d", u.name, round, c.Rounds))
 		whole := func(m versus.Moved) time.Duration { return m.Whole }
 		if err := others.turn(ctx, c, 1, 0, whole, func() (float64, error) {
-			rates, took, err := shapeRound(ctx, differ, same, round)
+			rates, took, bytes, err := shapeRound(ctx, differ, same, round)
 			if round > 0 && err == nil {
 				ratio, rate, equal = append(ratio, rates[0]/rates[1]), append(rate, rates[0]), append(equal, rates[1])
+			}
+			if c.Network != "shm" || err != nil {
+				return took, err
+			}
+			st, err := differ.call(ctx, "pieces", question{Dst: to})
+			if round > 0 && err == nil {
+				pieces = append(pieces, rates[0]*float64(st.Took)/float64(bytes))
 			}
 			return took, err
 		}); err != nil {
@@ -98,14 +105,17 @@ func (u unequal) run(ctx context.Context, c Config) (row Row, err error) {
 		}
 	}
 	row.Values = []Value{value("rate / equal sides", "", ratio).least(0.9), value("rate", "GB/s", rate), value("equal sides", "GB/s", equal)}
+	if len(pieces) > 0 {
+		row.Values = append(row.Values, value("rate / copy of the same pieces", "", pieces))
+	}
 	row.Note = "every byte checked in the warm-up, every sixteenth token in the rounds"
 	others.add(&row, "begun to application", 1)
 	return row, nil
 }
 
 // shapeRound is one round of both, which take turns in going first: their rates in GB/s, and how long it took the sides that differ
-// until the caller knew, in nanoseconds.
-func shapeRound(ctx context.Context, differ, same *pair, round int) (rates [2]float64, took float64, err error) {
+// until the caller knew, in nanoseconds, for so many bytes.
+func shapeRound(ctx context.Context, differ, same *pair, round int) (rates [2]float64, took float64, bytes uint64, err error) {
 	for i := range 2 {
 		which := (round + i) % 2
 		p, step := []*pair{differ, same}[which], sparse
@@ -114,12 +124,12 @@ func shapeRound(ctx context.Context, differ, same *pair, round int) (rates [2]fl
 		}
 		m, err := p.move(ctx, shapeTokens, step, nil)
 		if err != nil {
-			return rates, 0, err
+			return rates, 0, 0, err
 		}
 		rates[which] = float64(m.bytes) / float64(m.ready-m.computed[0])
 		if which == 0 {
-			took = float64(m.told - m.computed[0])
+			took, bytes = float64(m.told-m.computed[0]), m.bytes
 		}
 	}
-	return rates, took, nil
+	return rates, took, bytes, nil
 }
