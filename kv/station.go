@@ -18,6 +18,8 @@ type machine interface {
 	Tick(now proto.Time)
 	Next() (proto.Time, bool)
 	Knows(p proto.Peer) bool
+	Pair(data []byte) *proto.Pairing // without the lock
+	Paired(x *proto.Pairing)
 }
 
 // station runs a machine over an engine: it owns the lock that serializes all calls of the machine, its clock, and the numbers by which
@@ -39,8 +41,9 @@ type station struct {
 	due     proto.Time // when timers will look again
 	peers   []peer     // by number, from 1
 	numbers map[*hawser.Peer]proto.Peer
-	sweepAt int              // numbers
-	bulks   map[bulkKey]bool // streams that are under way; peer.streams has their bytes
+	sweepAt int                 // numbers
+	bulks   map[bulkKey]bool    // streams that are under way; peer.streams has their bytes
+	pairing map[proto.Peer]bool // peers of which a Hello, or its answer, is worked on
 }
 
 // peer is an engine at the other end. session is that in which the machine's link to it began: the end of one before says
@@ -68,7 +71,8 @@ func newStation(eng *hawser.Engine, log *slog.Logger) station {
 	ctx, stop := context.WithCancel(context.Background())
 	return station{
 		eng: eng, log: log, origin: time.Now(), ctx: ctx, stop: stop, kick: make(chan struct{}, 1), due: math.MaxInt64,
-		peers: make([]peer, 1), numbers: map[*hawser.Peer]proto.Peer{}, sweepAt: sweepFirst, bulks: map[bulkKey]bool{},
+		peers: make([]peer, 1), numbers: map[*hawser.Peer]proto.Peer{}, sweepAt: sweepFirst,
+		bulks: map[bulkKey]bool{}, pairing: map[proto.Peer]bool{},
 	}
 }
 
@@ -138,14 +142,38 @@ func (s *station) receive() {
 		if err != nil {
 			return // closing: the engine or the station
 		}
+		kind, _ := proto.Peek(m.Data)
 		s.mu.Lock()
 		from := s.number(m.From)
-		if kind, _ := proto.Peek(m.Data); kind == proto.KindHello {
+		if kind == proto.KindHello {
 			s.met(from) // it may come a moment before the session is up here
 		}
-		s.m.Message(s.now(), from, m.Data)
+		if kind == proto.KindHello || kind == proto.KindHelloAck {
+			s.introduce(from, m.Data)
+		} else {
+			s.m.Message(s.now(), from, m.Data)
+		}
 		s.unlock()
 	}
+}
+
+// introduce takes a Hello or its answer, in a goroutine of its own: to compare topologies takes long, and holds up nobody. Of those that
+// come meanwhile from the same peer nothing is lost that is not said again. Needs mu.
+func (s *station) introduce(from proto.Peer, data []byte) {
+	if s.pairing[from] || s.ctx.Err() != nil {
+		return
+	}
+	s.pairing[from] = true
+	s.wg.Go(func() {
+		x := s.m.Pair(data)
+		s.mu.Lock()
+		defer s.unlock()
+		delete(s.pairing, from)
+		if x != nil {
+			s.m.Paired(x)
+		}
+		s.m.Message(s.now(), from, data)
+	})
 }
 
 // peerEvent is called by the engine.
@@ -196,7 +224,7 @@ func (s *station) number(p *hawser.Peer) proto.Peer {
 // sweep gives up the numbers of peers that are down and mean nothing to the machine: peers come and go while the station stays. Needs mu.
 func (s *station) sweep() {
 	for p, n := range s.numbers {
-		if !p.Up() && s.peers[n].streams == 0 && !s.m.Knows(n) {
+		if !p.Up() && s.peers[n].streams == 0 && !s.pairing[n] && !s.m.Knows(n) {
 			delete(s.numbers, p)
 			s.peers[n] = peer{}
 		}

@@ -80,6 +80,71 @@ func (knower) Message(proto.Time, proto.Peer, []byte) {}
 func (knower) Tick(proto.Time)                        {}
 func (knower) Next() (proto.Time, bool)               { return 0, false }
 func (k knower) Knows(p proto.Peer) bool              { return p == k.of }
+func (knower) Pair([]byte) *proto.Pairing             { return nil }
+func (knower) Paired(*proto.Pairing)                  {}
+
+// comparer is a machine that takes long to compare topologies.
+type comparer struct {
+	knower
+	goOn  chan struct{} // Pair waits for it
+	heard chan proto.Kind
+	last  *proto.Pairing
+}
+
+func (c *comparer) Pair([]byte) *proto.Pairing {
+	<-c.goOn
+	return &proto.Pairing{}
+}
+
+func (c *comparer) Paired(x *proto.Pairing) { c.last = x }
+
+func (c *comparer) Message(_ proto.Time, _ proto.Peer, data []byte) {
+	kind, _ := proto.Peek(data)
+	c.heard <- kind
+}
+
+// TestTopologiesAreComparedWithoutTheLock: a Hello that takes long holds up no other message, also not of its sender, and nobody who wants
+// the lock. When it repeats itself meanwhile, it is worked on once.
+func TestTopologiesAreComparedWithoutTheLock(t *testing.T) {
+	s, other, _ := twoEngines(t)
+	c := &comparer{goOn: make(chan struct{}), heard: make(chan proto.Kind, 10)}
+	s.begin(c, func(proto.Time, proto.Peer, error) {})
+	t.Cleanup(s.end)
+	to, err := other.Connect(t.Context(), s.eng.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	say := func(b proto.Body) {
+		t.Helper()
+		if _, err := other.Send(to, proto.Encode(proto.Head{}, b)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hear := func(want proto.Kind) {
+		t.Helper()
+		select {
+		case kind := <-c.heard:
+			if kind != want {
+				t.Fatalf("%v, want %v", kind, want)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("no %v", want)
+		}
+	}
+	say(&proto.Hello{})
+	say(&proto.Hello{})
+	say(&proto.Beat{})
+	hear(proto.KindBeat)
+	close(c.goOn)
+	hear(proto.KindHello)
+	say(&proto.Drain{})
+	hear(proto.KindDrain) // no second Hello before it
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.last == nil {
+		t.Error("the machine was not told the result")
+	}
+}
 
 // TestPeersThatAreGoneAreForgotten: each process that was started again is another peer, and a prefiller lives longer than its decoders.
 func TestPeersThatAreGoneAreForgotten(t *testing.T) {

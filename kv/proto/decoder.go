@@ -37,6 +37,7 @@ type Decoder struct {
 
 	topology []byte // own, encoded
 	mine     *layout.Topology
+	paired   *Pairing // the latest
 	groups   []layout.Group
 	cache    bool // the pool is a prefix cache
 

@@ -289,17 +289,15 @@ func (d *Decoder) pair(s *fetchSource) (*layout.Pair, error) {
 	if s.last != nil && s.topo == one.topo {
 		return s.last, nil
 	}
-	t, err := layout.DecodeTopology([]byte(one.topo))
-	if err != nil {
-		return nil, fmt.Errorf("topology of %s: %w", short(one.addr), err)
+	x := d.pairing([]byte(one.topo))
+	switch {
+	case x.theirs == nil:
+		return nil, fmt.Errorf("topology of %s: %w", short(one.addr), x.err)
+	case len(x.theirs.Members) != len(s.links):
+		return nil, &MismatchError{Field: "members of instance " + one.instance, There: fmt.Sprint(len(x.theirs.Members)), Here: fmt.Sprintf("%d addresses", len(s.links))}
+	case x.err != nil:
+		return nil, x.err
 	}
-	if len(t.Members) != len(s.links) {
-		return nil, &MismatchError{Field: "members of instance " + one.instance, There: fmt.Sprint(len(t.Members)), Here: fmt.Sprintf("%d addresses", len(s.links))}
-	}
-	p, err := layout.NewPair(t, d.mine, d.cfg.Options)
-	if err != nil {
-		return nil, err
-	}
-	s.topo, s.last = one.topo, p
-	return p, nil
+	s.topo, s.last = one.topo, x.pair
+	return x.pair, nil
 }

@@ -224,6 +224,7 @@ type Prefiller struct {
 	live     int                    // jobs
 	begun    int                    // of them, those of which a pass has begun
 	detached map[string]*detachment // by request
+	paired   *Pairing               // the latest
 	alarms   alarms
 	dirty    []*serveLink // have work that was not there before this event
 

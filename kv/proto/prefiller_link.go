@@ -241,29 +241,25 @@ func (p *Prefiller) newLink(peer *servePeer, h Head, m *Hello) (*serveLink, *Hel
 	if p.closing {
 		return nil, &HelloReject{Code: CodeClosed, Text: "prefiller is closing"}
 	}
-	t, err := layout.DecodeTopology(m.Topology)
-	if err == nil && (m.Member >= len(t.Members) || len(t.Members) > MaxMembers) {
-		err = fmt.Errorf("member %d of %d, want at most %d members", m.Member, len(t.Members), MaxMembers)
+	x := p.pairing(m)
+	if x.theirs == nil {
+		return nil, &HelloReject{Code: CodeInvalid, Text: x.err.Error()}
 	}
-	if err != nil {
-		return nil, &HelloReject{Code: CodeInvalid, Text: err.Error()}
-	}
-	want := len(t.Members[m.Member].RegionBytes())
+	want := len(x.theirs.Members[m.Member].RegionBytes())
 	if m.TailBytes > 0 {
 		want++
 	}
 	if len(m.Descriptors) != want {
 		return nil, &HelloReject{Code: CodeInvalid, Text: fmt.Sprintf("%d descriptors, the geometry has %d regions", len(m.Descriptors), want)}
 	}
-	pair, err := layout.NewPair(p.cfg.Topology, &layout.Topology{Members: t.Members[m.Member : m.Member+1]}, p.cfg.Options)
-	if err != nil {
-		return nil, mismatch(err)
+	if x.err != nil {
+		return nil, mismatch(x.err)
 	}
 	l := &serveLink{
-		peer: peer, epoch: h.Epoch, instance: m.Instance, member: m.Member, members: len(t.Members), pair: pair, slots: m.TailSlots,
+		peer: peer, epoch: h.Epoch, instance: m.Instance, member: m.Member, members: len(x.theirs.Members), pair: x.pair, slots: m.TailSlots,
 		lowWater: h.LowWater, next: h.Next, attempts: map[uint64]*serving{}, beat: alarm{kind: alarmBeat}, bye: alarm{kind: alarmBye},
 	}
-	for _, f := range pair.Flows() {
+	for _, f := range x.pair.Flows() {
 		for _, e := range f.Entries {
 			l.longest = max(l.longest, e.Len)
 		}
