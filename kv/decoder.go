@@ -51,6 +51,7 @@ type Decoder struct {
 	starting *Pending // of the Fetch that runs
 	requests map[proto.Request]*Pending
 	counters map[uint64]*awaited // by attempt
+	events   events
 }
 
 // awaited is the immediate of an attempt. Guarded by Decoder.mu, but for want.

@@ -11,7 +11,7 @@
 //	res, err := p.Wait(ctx)   // res.Pages hold the prompt
 //	defer res.Release()
 //
-// and on the other side, from the inference engine:
+// (or [Decoder.Poll], one call for all requests, for callers that look again and again) and on the other side, from the inference engine:
 //
 //	pass := pf.NewPass()
 //	pass.Add(job, proto.Span{First: 0, N: 6758})

@@ -24,12 +24,14 @@ type FetchRequest struct {
 	Priority int8           // higher goes first
 	Deadline time.Duration  // from now; DecoderConfig.Deadline when 0
 	Trace    [16]byte       // trace context, passed on
+	Polled   bool           // Decoder.Poll tells of it; nobody else takes its events, which wait for that
 }
 
 // Pending is a request under way. Safe for concurrent use.
 type Pending struct {
 	d      *Decoder
 	id     string
+	polled bool
 	number proto.Request // set by the machine before Fetch returns
 	done   chan struct{} // closed when result or err is set
 
@@ -64,7 +66,7 @@ func (d *Decoder) Fetch(ctx context.Context, r FetchRequest) (*Pending, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("kv: request %s: %w: %w", r.ID, proto.ErrCancelled, context.Cause(ctx))
 	}
-	p := &Pending{d: d, id: r.ID, done: make(chan struct{})}
+	p := &Pending{d: d, id: r.ID, polled: r.Polled, done: make(chan struct{})}
 	f := proto.Fetch{
 		ID: r.ID, Prompt: r.Prompt, Blocks: r.Blocks, Spans: r.Spans, Pages: r.Pages, From: r.From, Tail: r.Tail,
 		Priority: r.Priority, Trace: r.Trace,
@@ -96,6 +98,11 @@ func (p *Pending) finish() {
 		p.unwatch()
 	}
 	close(p.done)
+	kind := EventReady
+	if p.err != nil {
+		kind = EventFailed
+	}
+	p.d.events.add(kind, p)
 	p.d.forget(p)
 }
 
@@ -107,6 +114,9 @@ func (p *Pending) isDone() bool {
 		return false
 	}
 }
+
+// ID is that of the FetchRequest.
+func (p *Pending) ID() string { return p.id }
 
 // Number is how notes name the request.
 func (p *Pending) Number() proto.Request { return p.number }
@@ -176,6 +186,7 @@ func (p *Pending) Quiesced() <-chan struct{} {
 // setQuiet needs mu.
 func (p *Pending) setQuiet() {
 	p.isQuiet = true
+	p.d.events.add(EventQuiet, p)
 	if p.quiet != nil {
 		close(p.quiet)
 	}
