@@ -437,7 +437,7 @@ func TestSourcesAreChosenByLoad(t *testing.T) {
 	s.set([]string{"a", "b", "c"})
 	taken := map[string]func(){}
 	for range 3 {
-		from, done, err := s.take(t.Context())
+		from, done, err := s.take(t.Context(), nil)
 		if err != nil || len(from) != 3 {
 			t.Fatalf("%v, %v", from, err)
 		}
@@ -447,14 +447,14 @@ func TestSourcesAreChosenByLoad(t *testing.T) {
 		t.Fatalf("three requests went to %d prefillers", len(taken))
 	}
 	taken["b"]()
-	if from, _, _ := s.take(t.Context()); from[0].Writers[0] != "b" {
+	if from, _, _ := s.take(t.Context(), nil); from[0].Writers[0] != "b" {
 		t.Errorf("got %s, want the idle one", from[0].Writers[0])
 	}
 	if added := s.set([]string{"b", "d"}); !slices.Equal(added, []string{"d"}) {
 		t.Errorf("%v is new, want d", added)
 	}
 	taken["a"]() // it is gone
-	if from, _, _ := s.take(t.Context()); from[0].Writers[0] != "d" || len(from) != 2 {
+	if from, _, _ := s.take(t.Context(), nil); from[0].Writers[0] != "d" || len(from) != 2 {
 		t.Errorf("got %v, want the new one", from)
 	}
 }

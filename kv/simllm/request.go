@@ -18,15 +18,16 @@ import (
 // one is the life of one request.
 func (d *Decoder) one(ctx context.Context, i int, q trace.Request, due time.Time) {
 	chance := rand.New(rand.NewPCG(d.cfg.Seed, uint64(i)))
-	from, leave, err := d.sources.take(ctx)
+	id, tokens := fmt.Sprintf("%s-%d", d.run, i), q.Tokens()
+	blocks := pool.Hashes(pool.Hash{}, tokens, d.mem.geometry.Groups[0].PageTokens)
+	from, leave, err := d.sources.take(ctx, blocks)
 	if err != nil {
 		d.failed(err)
 		return
 	}
 	defer leave()
-	id, tokens := fmt.Sprintf("%s-%d", d.run, i), q.Tokens()
 	p, err := d.kv.Fetch(ctx, kv.FetchRequest{
-		ID: id, Prompt: proto.Prompt{Tokens: len(tokens), IDs: tokens}, Blocks: pool.Hashes(pool.Hash{}, tokens, d.mem.geometry.Groups[0].PageTokens),
+		ID: id, Prompt: proto.Prompt{Tokens: len(tokens), IDs: tokens}, Blocks: blocks,
 		From: from, Tail: true,
 	})
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/hawser-project/hawser/kv/pool"
 	"github.com/hawser-project/hawser/kv/proto"
 )
 
@@ -13,6 +14,7 @@ type sources struct {
 	mu      sync.Mutex // guards the rest
 	all     []source
 	turn    int
+	homes   homes
 	changed chan struct{} // closed at the next change
 }
 
@@ -47,14 +49,14 @@ func (s *sources) set(addrs []string) (added []string) {
 	return added
 }
 
-// take returns the prefillers for one request, that with the fewest requests first, and what to call when the request is over. It waits
-// until there is one.
-func (s *sources) take(ctx context.Context) (from []proto.Source, done func(), err error) {
+// take returns the prefillers for one request, the best one first, and what to call when the request is over. blocks are those of its
+// prompt. It waits until there is a prefiller.
+func (s *sources) take(ctx context.Context, blocks []pool.Hash) (from []proto.Source, done func(), err error) {
 	for {
 		s.mu.Lock()
 		if len(s.all) > 0 {
 			defer s.mu.Unlock()
-			from, done = s.order()
+			from, done = s.order(blocks)
 			return from, done, nil
 		}
 		if s.changed == nil {
@@ -70,8 +72,12 @@ func (s *sources) take(ctx context.Context) (from []proto.Source, done func(), e
 	}
 }
 
-// order needs mu, and a source.
-func (s *sources) order() ([]proto.Source, func()) {
+// homeLoad is how many more requests than the least busy one a prefiller may have, and still get a prompt because it has its beginning.
+const homeLoad = 2
+
+// order puts the prefiller with the fewest requests first, unless one that is hardly busier was first for at least half of the prompt
+// before: that one is likely to have it in its cache. Needs mu, and a source.
+func (s *sources) order(blocks []pool.Hash) ([]proto.Source, func()) {
 	s.turn++
 	n := len(s.all)
 	order := make([]source, 0, n)
@@ -79,7 +85,13 @@ func (s *sources) order() ([]proto.Source, func()) {
 		order = append(order, s.all[(s.turn+i)%n])
 	}
 	slices.SortStableFunc(order, func(a, b source) int { return a.load - b.load })
+	if i := slices.IndexFunc(order, func(o source) bool { return o.addr == s.homes.of(blocks) }); i > 0 && order[i].load <= order[0].load+homeLoad {
+		home := order[i]
+		copy(order[1:i+1], order[:i])
+		order[0] = home
+	}
 	first := order[0].addr
+	s.homes.note(blocks, first)
 	s.add(first, 1)
 	var from []proto.Source
 	for _, o := range order[:min(n, maxSources)] {
@@ -98,5 +110,33 @@ func (s *sources) add(addr string, n int) {
 		if s.all[i].addr == addr {
 			s.all[i].load += n
 		}
+	}
+}
+
+// homes is where the beginnings of prompts went lately. What it forgets costs a computation. Guarded by the lock of its sources.
+type homes struct{ young, old map[pool.Hash]string }
+
+// homeBlocks is how many blocks each of the two maps holds.
+const homeBlocks = 1 << 16
+
+// of is where the longest known beginning of at least half of the blocks went; empty: nowhere.
+func (h *homes) of(blocks []pool.Hash) string {
+	for i := len(blocks) - 1; i >= 0 && 2*(i+1) >= len(blocks); i-- {
+		if addr, ok := h.young[blocks[i]]; ok {
+			return addr
+		}
+		if addr, ok := h.old[blocks[i]]; ok {
+			return addr
+		}
+	}
+	return ""
+}
+
+func (h *homes) note(blocks []pool.Hash, addr string) {
+	for _, b := range blocks {
+		if h.young == nil || len(h.young) >= homeBlocks {
+			h.young, h.old = map[pool.Hash]string{}, h.young
+		}
+		h.young[b] = addr
 	}
 }
