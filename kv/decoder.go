@@ -181,6 +181,13 @@ func (d *Decoder) Requests(f func(proto.AttemptInfo)) {
 	d.m.Live(f)
 }
 
+// Links calls f for every prefiller that there is a link to; name is that of its engine.
+func (d *Decoder) Links(f func(name string, i proto.LinkInfo)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.m.Links(func(i proto.LinkInfo) { f(d.peer(i.Peer).Name(), i) })
+}
+
 // CancelID cancels all requests with an id and reports how many there were.
 func (d *Decoder) CancelID(id, reason string) (n int) {
 	d.mu.Lock()

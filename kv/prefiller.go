@@ -29,7 +29,10 @@ type PrefillerConfig struct {
 	SharedProgress bool
 
 	Observer func(proto.ServeNote) // called with a lock held: it must not block or call the Prefiller; nil: none
-	Log      *slog.Logger          // discarded when nil
+	// Posted is told how long it took to hand what a report of progress made ready to the engine, as far as the window of a peer let it
+	// through; the wait for the lock is part of it. Called as Observer is; nil: none.
+	Posted func(took time.Duration)
+	Log    *slog.Logger // discarded when nil
 }
 
 // Handler is the inference engine that computes the prompts. The Prefiller calls it with its lock held: the methods must not block and
@@ -148,6 +151,13 @@ func (p *Prefiller) Attempts(f func(proto.ServeInfo)) {
 	p.m.Live(f)
 }
 
+// Links calls f for every decoder that there is a link to; name is that of its engine.
+func (p *Prefiller) Links(f func(name string, i proto.LinkInfo)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.m.Links(func(i proto.LinkInfo) { f(p.peer(i.Peer).Name(), i) })
+}
+
 // FailID ends all jobs of a request and reports how many there were.
 func (p *Prefiller) FailID(id, reason string) (n int) {
 	p.mu.Lock()
@@ -221,9 +231,11 @@ func (p *Prefiller) Progress(rank int) (*hawser.Watcher, error) {
 		return p.watchers[rank], nil
 	}
 	w, err := p.eng.Watch(func(_, word uint64) {
+		began := p.now()
 		p.mu.Lock()
 		defer p.unlock()
 		p.m.Progress(p.now(), rank, word)
+		p.posted(began)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("kv: progress: %w", err)
@@ -263,12 +275,22 @@ func (p *Prefiller) Begin(s *Pass) (base uint64, err error) {
 // Looking whether a job still wants its writes and submitting them are one critical section: after the answer to a Cancel no write can
 // start.
 func (s *Pass) LayerReady(rank, layer int, late bool) {
-	s.p.mu.Lock()
-	defer s.p.unlock()
+	p := s.p
+	began := p.now()
+	p.mu.Lock()
+	defer p.unlock()
 	if late {
-		s.p.m.LayerLate(s.n)
+		p.m.LayerLate(s.n)
 	}
-	s.p.m.LayerReady(s.p.now(), s.n, rank, layer)
+	p.m.LayerReady(p.now(), s.n, rank, layer)
+	p.posted(began)
+}
+
+// posted needs mu.
+func (p *Prefiller) posted(began proto.Time) {
+	if p.cfg.Posted != nil {
+		p.cfg.Posted(p.now() - began)
+	}
 }
 
 // End says that all layers of the pass are done on all ranks.

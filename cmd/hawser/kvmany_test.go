@@ -273,7 +273,9 @@ func TestRegistry(t *testing.T) {
 	}
 	awaitMetric(t, ports[0], `hawser_kv_attempts_total{role="decode",outcome="ready"}`)
 	awaitMetric(t, ports[0], `hawser_kv_ttft_seconds_count`)
+	awaitMetric(t, ports[0], `hawser_kv_credits{peer="one"}`)
 	awaitMetric(t, ports[1], `hawser_kv_bytes_total{dir="out"}`)
+	awaitMetric(t, ports[1], `hawser_kv_layer_post_seconds_count`)
 	said, err := io.ReadAll(out.r)
 	if err != nil {
 		t.Fatal(err)

@@ -97,6 +97,8 @@ func (t prefillTarget) metrics(m *metricWriter) {
 	m.counter("progress_words_bad_total", "Progress words that made no sense.", float64(s.BadWords))
 	m.counter("computed_tokens_total", "Prompt tokens computed.", float64(p.Engine.Tokens))
 	m.counter("cached_tokens_total", "Prompt tokens found in the prefix cache.", float64(p.Engine.Cached))
+	m.peers(t.p.Links)
+	t.p.Times(func(name string, h *simllm.Histogram) { m.histogram(name, h) })
 }
 
 type decodeTarget struct {
@@ -153,5 +155,6 @@ func (t decodeTarget) metrics(m *metricWriter) {
 	m.counter("fences_total", "", float64(s.Unfenced), "result", "unproven")
 	m.gauge("links", "Links that are up.", float64(s.Links))
 	m.gauge("queue", "Jobs that are not computed to the end, or requests without pages.", float64(s.Waiting))
+	m.peers(t.d.Links)
 	t.d.Times(func(name string, h *simllm.Histogram) { m.histogram(name, h) })
 }

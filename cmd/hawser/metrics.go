@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/hawser-project/hawser/kv/pool"
+	"github.com/hawser-project/hawser/kv/proto"
 	"github.com/hawser-project/hawser/kv/simllm"
 )
 
@@ -36,6 +37,43 @@ func (m *metricWriter) pages(c pool.Counts) {
 	m.gauge("pages", "", float64(c.Pinned), "state", "pinned")
 	m.gauge("pages", "", float64(c.Cached), "state", "cached")
 	m.gauge("pages", "", float64(c.Quarantined), "state", "quarantined")
+}
+
+// maxPeers is how many values the label "peer" may have; the last one, "other", is all that are too many.
+const maxPeers = 256
+
+// peers writes what there is of each link.
+func (m *metricWriter) peers(links func(func(name string, i proto.LinkInfo))) {
+	var names []string
+	all := map[string]proto.LinkInfo{}
+	links(func(name string, i proto.LinkInfo) {
+		x, known := all[name]
+		if !known && len(names) >= maxPeers-1 {
+			name = "other"
+			x, known = all[name]
+		}
+		if !known {
+			names = append(names, name)
+		}
+		x.Attempts, x.Granted, x.Used, x.Outstanding = x.Attempts+i.Attempts, x.Granted+i.Granted, x.Used+i.Used, x.Outstanding+i.Outstanding
+		all[name] = x
+	})
+	for _, g := range []struct {
+		name, help string
+		value      func(proto.LinkInfo) float64
+	}{
+		{"credits", "Source pages that the decoder may still ask for.", func(i proto.LinkInfo) float64 { return float64(i.Granted - i.Used) }},
+		{"peer_attempts", "Live attempts of a link.", func(i proto.LinkInfo) float64 { return float64(i.Attempts) }},
+		{"peer_outstanding", "Writes to a decoder that are posted and not completed.", func(i proto.LinkInfo) float64 { return float64(i.Outstanding) }},
+	} {
+		for k, name := range names {
+			help := g.help
+			if k > 0 {
+				help = ""
+			}
+			m.gauge(g.name, help, g.value(all[name]), "peer", name)
+		}
+	}
 }
 
 // histogram writes buckets of seconds.

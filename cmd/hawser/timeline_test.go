@@ -2,11 +2,13 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/hawser-project/hawser/kv/proto"
 	"github.com/hawser-project/hawser/kv/simllm"
 )
 
@@ -59,15 +61,24 @@ func TestMetricsAreWellFormed(t *testing.T) {
 	h := simllm.Histogram{Help: "Times.", Counts: make([]uint64, len(simllm.HistogramBounds)+1), Sum: 1500 * time.Millisecond}
 	h.Counts[0], h.Counts[len(simllm.HistogramBounds)] = 2, 1
 	m.histogram("wait_seconds", &h)
+	m.peers(func(f func(string, proto.LinkInfo)) {
+		for i := range maxPeers + 2 {
+			f(fmt.Sprint("peer-", i), proto.LinkInfo{Granted: 10, Used: 4})
+		}
+	})
 	text := m.b.String()
 	for _, want := range []string{
 		"# HELP hawser_kv_links Links that are up.\n# TYPE hawser_kv_links gauge\nhawser_kv_links 3\n",
 		`hawser_kv_attempts_total{role="decode",outcome="a \"b\""} 2` + "\n",
 		`hawser_kv_wait_seconds_bucket{le="1e-05"} 2` + "\n", `hawser_kv_wait_seconds_bucket{le="30"} 2` + "\n", `hawser_kv_wait_seconds_bucket{le="+Inf"} 3` + "\n",
 		"hawser_kv_wait_seconds_sum 1.5\nhawser_kv_wait_seconds_count 3\n",
+		`hawser_kv_credits{peer="peer-0"} 6` + "\n", `hawser_kv_credits{peer="peer-254"} 6` + "\n", `hawser_kv_credits{peer="other"} 18` + "\n",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)
 		}
+	}
+	if n := strings.Count(text, "hawser_kv_credits{"); n != maxPeers {
+		t.Errorf("%d peers, want at most %d", n, maxPeers)
 	}
 }

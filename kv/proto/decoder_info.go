@@ -24,6 +24,20 @@ func (d *Decoder) Stats() DecoderStats {
 	return s
 }
 
+// Links calls f for every link that is up.
+func (d *Decoder) Links(f func(LinkInfo)) {
+	for _, l := range d.inOrder {
+		if l.state != linkUp {
+			continue
+		}
+		i := LinkInfo{Peer: l.peer, Instance: l.instance, Member: l.member, Granted: l.granted, Used: l.used}
+		for w := l.first; w != nil; w = w.next {
+			i.Attempts++
+		}
+		f(i)
+	}
+}
+
 // Live calls f for each request that waits and each attempt of which something may land, in the order of requests and attempts.
 func (d *Decoder) Live(f func(AttemptInfo)) {
 	var waiting []*fetchRequest

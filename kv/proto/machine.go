@@ -19,6 +19,17 @@ type Time = time.Duration
 // Not 0.
 type Peer uint32
 
+// LinkInfo is one link that is up, for people.
+type LinkInfo struct {
+	Peer        Peer
+	Instance    string // of the other side
+	Member      int
+	Attempts    int    // live ones
+	Granted     uint64 // credits, source pages, that P ever gave; D may have Granted - Used under way more
+	Used        uint64
+	Outstanding int // writes, on P
+}
+
 // Code says why something was refused or ended. The numbers travel: each keeps its meaning.
 type Code uint8
 

@@ -435,6 +435,18 @@ func (p *Prefiller) Unexpected(f func(machine, state, event string, n uint64)) {
 	}
 }
 
+// Links calls f for every link that is up.
+func (p *Prefiller) Links(f func(LinkInfo)) {
+	for _, l := range p.links {
+		if l.up && !l.ended {
+			f(LinkInfo{
+				Peer: l.peer.id, Instance: l.instance, Member: l.member, Attempts: len(l.live), Granted: l.credit.granted, Used: l.credit.used,
+				Outstanding: l.outstanding,
+			})
+		}
+	}
+}
+
 // Live calls f for each live attempt.
 func (p *Prefiller) Live(f func(ServeInfo)) {
 	for _, l := range p.links {

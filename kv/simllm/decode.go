@@ -315,6 +315,9 @@ func (d *Decoder) Health() proto.Health { return d.kv.Health() }
 // Requests calls f for every request that is not over.
 func (d *Decoder) Requests(f func(proto.AttemptInfo)) { d.kv.Requests(f) }
 
+// Links calls f for every prefiller that there is a link to, by the name of its engine.
+func (d *Decoder) Links(f func(name string, i proto.LinkInfo)) { d.kv.Links(f) }
+
 // Cancel cancels all requests with an id and reports how many there were.
 func (d *Decoder) Cancel(id, reason string) int { return d.kv.CancelID(id, reason) }
 

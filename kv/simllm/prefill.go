@@ -70,6 +70,7 @@ type Prefiller struct {
 	mu    sync.Mutex // guards the rest
 	jobs  map[*kv.Job]*served
 	slots []uint32 // of tails, that are free
+	post  Histogram
 }
 
 // served is a job of kv as the engine sees it.
@@ -102,7 +103,9 @@ func NewPrefiller(eng *hawser.Engine, cfg PrefillConfig) (*Prefiller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("simllm: prefill: %w", err)
 	}
-	p := &Prefiller{cfg: cfg, mem: mem, jobs: map[*kv.Job]*served{}, drain: make(chan struct{})}
+	p := &Prefiller{
+		cfg: cfg, mem: mem, post: Histogram{Help: "Report of progress to its writes being posted, as far as the window of a peer lets them."}, jobs: map[*kv.Job]*served{}, drain: make(chan struct{}),
+	}
 	for i := range tails {
 		p.slots = append(p.slots, uint32(i))
 	}
@@ -132,7 +135,7 @@ func (p *Prefiller) start(eng *hawser.Engine) (err error) {
 	}
 	p.kv, err = kv.NewPrefiller(eng, kv.PrefillerConfig{
 		Instance: p.cfg.Name, Topology: p.mem.topology(), Regions: p.mem.regions, Pages: p.mem.pool.Pages(), Verify: p.cfg.Verify,
-		Observer: p.cfg.Observe, Log: p.cfg.Log,
+		Observer: p.cfg.Observe, Posted: p.posted, Log: p.cfg.Log,
 	}, handler{p})
 	if err != nil || p.cfg.Calls {
 		return err
@@ -145,6 +148,13 @@ func (p *Prefiller) start(eng *hawser.Engine) (err error) {
 		p.words = append(p.words, w)
 	}
 	return nil
+}
+
+// posted is called by kv, with its lock held.
+func (p *Prefiller) posted(took time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.post.add(took)
 }
 
 // observe is called by the engine's Run.
@@ -208,6 +218,9 @@ func (p *Prefiller) Progress() PrefillProgress {
 
 // Attempts calls f for every attempt that is live.
 func (p *Prefiller) Attempts(f func(proto.ServeInfo)) { p.kv.Attempts(f) }
+
+// Links calls f for every decoder that there is a link to, by the name of its engine.
+func (p *Prefiller) Links(f func(name string, i proto.LinkInfo)) { p.kv.Links(f) }
 
 // Cancel ends all jobs of a request and reports how many there were.
 func (p *Prefiller) Cancel(id, reason string) int { return p.kv.FailID(id, reason) }

@@ -72,6 +72,16 @@ func (d *Decoder) Times(f func(name string, h *Histogram)) {
 	}
 }
 
+// Times calls f for each histogram.
+func (p *Prefiller) Times(f func(name string, h *Histogram)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.post.Counts == nil {
+		p.post.Counts = make([]uint64, len(HistogramBounds)+1)
+	}
+	f("layer_post_seconds", &p.post)
+}
+
 // note keeps the times between two notes.
 func (t *times) note(n proto.Note, now func() time.Time) {
 	switch n.Kind {
