@@ -10,7 +10,8 @@ import (
 )
 
 // TestProcessesAcceptance is the run that a release must pass: three prefillers, of which one is killed and one stopped for a while, two
-// decoders, cancels, four times the load of the trace, for a minute. "make nightly" runs the whole trace.
+// decoders, cancels, four times the load of the trace, for a minute. "make nightly" does it with as many generated requests as the published
+// trace has.
 func TestProcessesAcceptance(t *testing.T) {
 	stdout, stderr, code := tool(t, "kv", "replay", "--prefillers", "3", "--decoders", "2", "--speed", "4", "--cancel", "5%",
 		"--kill-prefiller", "10s", "--stop-prefiller", "20s", "--provider", "shm", "--duration", "60s", "--json", "-")

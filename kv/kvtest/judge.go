@@ -83,11 +83,9 @@ func (g *judge) fromD(x *pair, data []byte) {
 	if l == nil {
 		return
 	}
-	for _, a := range x.d.live {
-		for _, o := range a.writers {
-			if o.x == x && o.epoch == h.Epoch && o.dispatched && a.seq < h.LowWater && !x.d.settled(o) {
-				w.fail("I8", "%s says that %d is its oldest attempt, and %s is live", x.d.name, h.LowWater, a)
-			}
+	for _, a := range x.owed(h.Epoch) {
+		if a.seq < h.LowWater {
+			w.fail("I8", "%s says that %d is its oldest attempt, and %s is live", x.d.name, h.LowWater, a)
 		}
 	}
 	switch m := b.(type) {
@@ -97,12 +95,20 @@ func (g *judge) fromD(x *pair, data []byte) {
 		if m.Text == "there is no such link" {
 			break // it has ended before
 		}
-		for _, a := range x.d.live {
-			if o := a.writer(x.p); o != nil && o.epoch == h.Epoch && o.dispatched && !x.d.settled(o) {
-				w.fail("I11", "%s says bye to %s, and %s is live", x.d.name, x.p.name, a)
-			}
+		for _, a := range x.owed(h.Epoch) {
+			w.fail("I11", "%s says bye to %s, and %s is live", x.d.name, x.p.name, a)
 		}
 	}
+}
+
+// owed is the attempts that were dispatched to the prefiller in an epoch, and into which it may still write.
+func (x *pair) owed(epoch uint64) (all []*attempt) {
+	for _, a := range x.d.live {
+		if o := a.writer(x.p); o != nil && o.epoch == epoch && o.dispatched && !x.d.settled(o) {
+			all = append(all, a)
+		}
+	}
+	return all
 }
 
 // dispatch is a Dispatch that is sent.
