@@ -2,7 +2,8 @@
 stdout, the two processes of a case, their pools, and the proof of what moved.
 
 A peer is a module with NAME, DISTRIBUTION (its package), TCP_ONLY (whether its
-path within a host is TCP, too) and these functions:
+path within a host is TCP, too), POLLS (whether both processes poll and have no
+other thread that works) and these functions:
 
     refuse(case)                  optional: raises Refusal if it cannot run it
     environment(case)             variables that its library reads when loaded
@@ -241,6 +242,15 @@ def version(distribution):
         raise Refusal(f"no package {distribution} in this Python environment") from error
 
 
+def half_of_the_processors(second):
+    """Each process gets half of the processors: the scheduler may run two that
+    poll in turns on one."""
+    all_of_them = sorted(os.sched_getaffinity(0))
+    half = len(all_of_them) // 2
+    if half:
+        os.sched_setaffinity(0, all_of_them[half:] if second else all_of_them[:half])
+
+
 def receive(peer, case, link):
     """The life of the receiving process; ends with its link."""
     try:
@@ -287,6 +297,8 @@ class Driver:
         ours, theirs = multiprocessing.Pipe()
         me = os.getpid()
         child = os.fork()
+        if case.scenario == "layers" and peer.POLLS:
+            half_of_the_processors(child == 0)
         if child == 0:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != me:

@@ -18,6 +18,7 @@ import layers  # noqa: E402
 NAME = "mooncake"
 DISTRIBUTION = "mooncake-transfer-engine-non-cuda"
 TCP_ONLY = True  # the wheel has no transport through shared memory
+POLLS = False  # threads of the library do the work
 
 HOST = "127.0.0.1"
 NAP = 50e-6  # seconds between two looks at a write

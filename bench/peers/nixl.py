@@ -18,6 +18,7 @@ import layers  # noqa: E402
 NAME = "nixl"
 DISTRIBUTION = "nixl-cu12"
 TCP_ONLY = False
+POLLS = True
 
 # UCX transports of a case. Within a host, cma would have one process copy; without
 # it both do, through a queue in shared memory, in about half the time.
