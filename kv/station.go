@@ -43,6 +43,7 @@ type station struct {
 	numbers map[*hawser.Peer]proto.Peer
 	sweepAt int                 // numbers
 	bulks   map[bulkKey]bool    // streams that are under way; peer.streams has their bytes
+	rest    func()              // before what is due late; sleep, but in tests. Called without mu
 	pairing map[proto.Peer]bool // peers of which a Hello, or its answer, is worked on
 }
 
@@ -79,6 +80,9 @@ func newStation(eng *hawser.Engine, log *slog.Logger) station {
 // begin starts to listen.
 func (s *station) begin(m machine, down func(proto.Time, proto.Peer, error)) {
 	s.m, s.down = m, down
+	if s.rest == nil {
+		s.rest = s.sleep
+	}
 	s.deaf = s.eng.OnPeer(s.peerEvent)
 	s.wg.Go(s.receive)
 	s.wg.Go(s.timers)
@@ -109,10 +113,18 @@ func (s *station) unlock() {
 func (s *station) timers() {
 	t := time.NewTimer(time.Hour)
 	defer t.Stop()
+	rested := false
 	for {
 		s.mu.Lock()
 		now := s.now()
 		next, ok := s.m.Next()
+		if ok && now-next > lateLimit && !rested {
+			s.mu.Unlock()
+			s.rest()
+			rested = true
+			continue
+		}
+		rested = false
 		if ok && next <= now {
 			s.m.Tick(now)
 			next, ok = s.m.Next()
@@ -129,6 +141,20 @@ func (s *station) timers() {
 		case <-s.ctx.Done():
 			return
 		}
+	}
+}
+
+// A timer that is later than lateLimit says that this process was stopped, or got hardly any processor time. What peers sent meanwhile is
+// here and was not taken, so that their silence is no news: it is taken first, for restTime.
+const (
+	lateLimit = 500 * time.Millisecond
+	restTime  = 100 * time.Millisecond
+)
+
+func (s *station) sleep() {
+	select {
+	case <-time.After(restTime):
+	case <-s.ctx.Done():
 	}
 }
 

@@ -2,6 +2,7 @@ package kv
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -82,6 +83,44 @@ func (knower) Next() (proto.Time, bool)               { return 0, false }
 func (k knower) Knows(p proto.Peer) bool              { return p == k.of }
 func (knower) Pair([]byte) *proto.Pairing             { return nil }
 func (knower) Paired(*proto.Pairing)                  {}
+
+// sleeper is a machine with something that is due at a time.
+type sleeper struct {
+	knower
+	due    proto.Time
+	ticked chan proto.Time
+}
+
+func (m *sleeper) Next() (proto.Time, bool) { return m.due, m.due > 0 }
+
+func (m *sleeper) Tick(now proto.Time) {
+	m.due = 0
+	m.ticked <- now
+}
+
+// TestLateTimersHearFirst: before what was due long ago is done, what came meanwhile is taken.
+func TestLateTimersHearFirst(t *testing.T) {
+	s, _, _ := twoEngines(t)
+	s.origin = s.origin.Add(-time.Minute)
+	m := &sleeper{due: s.now() - 2*lateLimit, ticked: make(chan proto.Time, 1)}
+	var rests atomic.Int32
+	s.rest = func() {
+		if len(m.ticked) > 0 {
+			t.Error("it was done before")
+		}
+		rests.Add(1)
+	}
+	s.begin(m, func(proto.Time, proto.Peer, error) {})
+	t.Cleanup(s.end)
+	select {
+	case <-m.ticked:
+	case <-time.After(time.Minute):
+		t.Fatal("what is due is not done")
+	}
+	if n := rests.Load(); n != 1 {
+		t.Errorf("rested %d times, want once", n)
+	}
+}
 
 // comparer is a machine that takes long to compare topologies.
 type comparer struct {
