@@ -119,6 +119,65 @@ func ExampleTemplate() {
 	// token c0token c1
 }
 
+// A template is bound to memory. When a peer hands out other memory, Rebind keeps the rest of what was prepared; a mask chooses among
+// the targets of a round.
+func ExampleTemplate_Rebind() {
+	ctx := context.Background()
+	sender, err := hawser.Open(ctx, hawser.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sender.Close(ctx)
+	receiver, err := hawser.Open(ctx, hawser.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer receiver.Close(ctx)
+	src, err := sender.Alloc(4096, hawser.MemOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	copy(src.Bytes(), "weights")
+	var regions [2]*hawser.Region
+	var remotes [2]*hawser.Remote
+	for i := range regions {
+		if regions[i], err = receiver.Alloc(4096, hawser.MemOptions{}); err != nil {
+			log.Fatal(err)
+		}
+		desc := regions[i].Descriptor(regions[i].All(), hawser.RightWrite)
+		if remotes[i], err = sender.Import(ctx, desc); err != nil {
+			log.Fatal(err)
+		}
+	}
+	old, err := sender.Prepare(hawser.Scatter{Src: src.All(), Targets: []hawser.Target{
+		{Dst: remotes[0].Slice(0, 64), SrcOff: 0, Len: 3},
+		{Dst: remotes[0].Slice(64, 64), SrcOff: 3, Len: 4},
+	}})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	tmpl, err := old.Rebind(func(*hawser.Remote) *hawser.Remote { return remotes[1] })
+	if err != nil {
+		log.Fatal(err)
+	}
+	args := tmpl.Args()
+	args.Imm = hawser.Imm(7)
+	args.Mask = []uint64{1 << 1} // the second target alone
+	transfer, err := tmpl.Submit(args)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := transfer.Wait(ctx); err != nil {
+		log.Fatal(err)
+	}
+	if err := receiver.Counter(7).Wait(ctx, 1); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%q %q\n", regions[0].Bytes()[64:68], regions[1].Bytes()[64:68])
+	// Output: "\x00\x00\x00\x00" "ghts"
+}
+
 // Targets whose peer is down fail by name; the others are written.
 func ExampleEngine_Scatter() {
 	ctx := context.Background()

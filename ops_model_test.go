@@ -161,8 +161,8 @@ func (s *star) scatter(imm int, shots ...shot) job {
 	for _, h := range shots {
 		rem := s.ends[h.end].rem
 		r.Targets = append(r.Targets, hawser.Target{Dst: rem.Slice(h.dst, h.n), SrcOff: h.src, Len: h.n, Imm: opt(h.imm), Parts: h.parts})
-		other.Targets = append(other.Targets, hawser.Target{Dst: rem.All(), Len: 1, Imm: hawser.Imm(1001), Parts: h.parts})
-		args.Targets = append(args.Targets, hawser.TargetArgs{SrcOff: skip + h.src, DstOff: h.dst, Len: h.n, Imm: opt(h.imm)})
+		other.Targets = append(other.Targets, hawser.Target{Dst: rem.All(), Len: 1, Imm: hawser.Imm(1001), Parts: 9 * (h.parts % 2)})
+		args.Targets = append(args.Targets, hawser.TargetArgs{SrcOff: skip + h.src, DstOff: h.dst, Len: h.n, Imm: opt(h.imm), Parts: max(h.parts, 1)})
 		total += many(value(h), max(h.parts, 1))
 	}
 	return job{req: r, imms: total, other: other, args: args, model: func() {

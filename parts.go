@@ -35,6 +35,15 @@ func partsOf(imm OptImm, parts int) int {
 	return parts
 }
 
+// checkParts checks a number of parts that was asked for.
+// hot:
+func checkParts(parts int) error {
+	if parts < 0 || parts > MaxParts {
+		return fmt.Errorf("parts: %w: %d is not within 0 .. %d", ErrInvalid, parts, MaxParts)
+	}
+	return nil
+}
+
 // immCount is how many immediates parts with imm send.
 func immCount(imm OptImm, parts int) int {
 	if !imm.set {

@@ -96,7 +96,7 @@ func (q *Queue) Send(p *Peer, data []byte, cookie uint64) error {
 // Scatter is Engine.Scatter, and one end; see Write.
 // hot:
 func (q *Queue) Scatter(s Scatter, cookie uint64) error {
-	sc, err := q.takeScatter(len(s.Targets), nil)
+	sc, err := q.takeScatter(len(s.Targets), len(s.Targets), nil)
 	if err != nil {
 		return err
 	}
@@ -110,7 +110,8 @@ func (q *Queue) Submit(t *Template, a Args, cookie uint64) error {
 		return fmt.Errorf("template: %w: none, or of another engine", ErrInvalid)
 	}
 	if t.kind == kindScatter {
-		sc, err := q.takeScatter(len(t.scatter.Targets), t)
+		n := len(t.scatter.Targets)
+		sc, err := q.takeScatter(n, a.taking(n), t)
 		if err != nil {
 			return err
 		}
@@ -148,11 +149,11 @@ func (q *Queue) unreserve() {
 }
 
 // hot:
-func (q *Queue) takeScatter(n int, of *Template) (*scatter, error) {
+func (q *Queue) takeScatter(n, taking int, of *Template) (*scatter, error) {
 	if err := q.reserve("scatter"); err != nil {
 		return nil, err
 	}
-	s, err := q.e.takeScatter(n, of)
+	s, err := q.e.takeScatter(n, taking, of)
 	if err != nil {
 		q.unreserve()
 	}

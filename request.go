@@ -278,8 +278,9 @@ func (e *Engine) checkWrite(w *Write) error {
 		return fmt.Errorf("source: %w: [%d, +%d) is not inside the region's %d bytes", ErrInvalid, w.Src.Off, w.Src.Len, w.Src.Region.Len())
 	case !within(w.Dst.Off, w.Dst.Len, w.Dst.Remote.Len()):
 		return fmt.Errorf("destination: %w: [%d, +%d) is not inside the descriptor's %d bytes", ErrInvalid, w.Dst.Off, w.Dst.Len, w.Dst.Remote.Len())
-	case w.Parts < 0 || w.Parts > MaxParts:
-		return fmt.Errorf("parts: %w: %d is not within 0 .. %d", ErrInvalid, w.Parts, MaxParts)
+	}
+	if err := checkParts(w.Parts); err != nil {
+		return err
 	}
 	return e.checkPin(w.Pin)
 }

@@ -113,6 +113,7 @@ type scatter struct {
 	of       *Template // nil: the engine's
 	legs     []leg
 	filled   bool    // the legs hold what does not change from submit to submit
+	taking   int     // legs that take part: all but the masked ones
 	empty    rail.Op // what goes to the worker when no leg does
 	left     int     // legs that have not ended
 	failed   []TargetError
@@ -129,15 +130,16 @@ type leg struct {
 	parent *scatter
 	sess   *session
 	area   *area // of the destination
+	masked bool  // takes no part; of templates only
 }
 
-// takeScatter reserves a scatter of n legs, ErrLimit when too many operations are in flight.
+// takeScatter reserves a scatter of n legs, of which some take part, ErrLimit when too many operations are in flight.
 // hot:
-func (e *Engine) takeScatter(n int, of *Template) (*scatter, error) {
+func (e *Engine) takeScatter(n, taking int, of *Template) (*scatter, error) {
 	if n > MaxTargets {
 		return nil, fmt.Errorf("scatter: targets: %w: %d, at most %d", ErrInvalid, n, MaxTargets)
 	}
-	if err := e.count("scatter", max(n, 1)); err != nil {
+	if err := e.count("scatter", max(taking, 1)); err != nil {
 		return nil, err
 	}
 	pool := e.scatters
@@ -154,14 +156,14 @@ func (e *Engine) takeScatter(n int, of *Template) (*scatter, error) {
 			s.legs[i].parent = s
 		}
 	}
-	s.legs = s.legs[:n]
+	s.legs, s.taking = s.legs[:n], taking
 	return s, nil
 }
 
 // drop gives a scatter back that was not submitted, or that has ended.
 // hot:
 func (s *scatter) drop() {
-	e, n := s.e, len(s.legs)
+	e, n := s.e, s.taking
 	pool := s.rewind()
 	s.left, s.failed, s.transfer, s.queue, s.traced = 0, nil, nil, nil, nil
 	pool.Push(s) // when the pool is full the collector takes it
@@ -238,8 +240,9 @@ func (e *Engine) checkTarget(r *Scatter, t *Target) error {
 		return fmt.Errorf("destination: %w: belongs to another engine", ErrInvalid)
 	case !within(t.Dst.Off, t.Dst.Len, t.Dst.Remote.Len()):
 		return fmt.Errorf("destination: %w: [%d, +%d) is not inside the descriptor's %d bytes", ErrInvalid, t.Dst.Off, t.Dst.Len, t.Dst.Remote.Len())
-	case t.Parts < 0 || t.Parts > MaxParts:
-		return fmt.Errorf("parts: %w: %d is not within 0 .. %d", ErrInvalid, t.Parts, MaxParts)
+	}
+	if err := checkParts(t.Parts); err != nil {
+		return err
 	}
 	return checkSpan(t.SrcOff, t.Len, r.Src.Len, 0, t.Dst.Len)
 }
@@ -281,6 +284,9 @@ func (s *scatter) submit() error {
 	var first, last *rail.Op
 	for i := range s.legs {
 		l := &s.legs[i]
+		if l.masked {
+			continue
+		}
 		err := l.sess.usable()
 		if err == nil {
 			err = l.area.usable()
@@ -300,7 +306,7 @@ func (s *scatter) submit() error {
 	}
 	e := s.e
 	if e.tracer != nil {
-		t := e.tracer.begin(TraceOp{Op: "scatter", Parts: len(s.legs), Cookie: s.cookie})
+		t := e.tracer.begin(TraceOp{Op: "scatter", Parts: s.taking, Cookie: s.cookie})
 		s.traced = &t
 	}
 	if first == nil {
@@ -345,7 +351,7 @@ func (l *leg) Complete(*rail.Op) {
 		invariants.Broken("a target of a scatter completed twice")
 	}
 	if s.left--; s.left == 0 {
-		s.e.worker.recorder.Ended(uint8(codeScatter), 0, noLink, 0, 0, uint64(len(s.legs)))
+		s.e.worker.recorder.Ended(uint8(codeScatter), 0, noLink, 0, 0, uint64(s.taking))
 		s.finish()
 	}
 }

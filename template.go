@@ -3,6 +3,7 @@ package hawser
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 
 	"github.com/hawser-project/hawser/internal/ring"
@@ -17,9 +18,9 @@ type Request interface {
 }
 
 // Template is a request that was checked and resolved once, to be submitted many times with other offsets, lengths, page indices
-// and immediates. Anybody may submit it, also while others do. It lives as long as the session with its peer: afterwards Submit
-// fails with ErrStale, and the request has to be prepared again with remotes that were imported again. A template needs no Close;
-// it does not keep its regions from closing.
+// and immediates. It never changes: anybody may submit it, also while others do. It lives as long as the session with its peer:
+// afterwards Submit fails with ErrStale, and the request has to be bound to remotes that were imported again; see Rebind. A template
+// needs no Close; it does not keep its regions from closing.
 type Template struct {
 	e    *Engine
 	kind templateKind
@@ -63,7 +64,34 @@ type Args struct {
 
 	// Targets are those of a Scatter, as many as were prepared. Nil: as prepared.
 	Targets []TargetArgs
+
+	// Mask chooses among the targets of a Scatter: target i takes part if bit i%64 of Mask[i/64] is set. It has a bit for each
+	// target that was prepared; what lies beyond is ignored. The others get neither bytes nor immediates, and their Targets are
+	// not looked at. Nil: all of them.
+	Mask []uint64
 }
+
+// taking is how many of n targets the mask chooses. All of them when it is of the wrong length, which fillScatter refuses.
+// hot:
+func (a *Args) taking(n int) int {
+	if a.Mask == nil || len(a.Mask) != maskWords(n) {
+		return n
+	}
+	k := 0
+	for i, w := range a.Mask {
+		if rest := n - 64*i; rest < 64 {
+			w &= 1<<rest - 1
+		}
+		k += bits.OnesCount64(w)
+	}
+	return k
+}
+
+// takes reports whether target i takes part, of a mask of the right length.
+// hot:
+func (a *Args) takes(i int) bool { return a.Mask == nil || a.Mask[i/64]>>(i%64)&1 != 0 }
+
+func maskWords(targets int) int { return (targets + 63) / 64 }
 
 // TargetArgs are what changes of one target of a Scatter.
 type TargetArgs struct {
@@ -71,6 +99,7 @@ type TargetArgs struct {
 	DstOff uint64 // from the beginning of Target.Dst
 	Len    uint64
 	Imm    OptImm // as Target.Imm
+	Parts  int    // as Target.Parts; 0: as prepared
 }
 
 // Prepare checks r and resolves what does not change from one Submit to the next. The slices of a Write and of the targets of a
@@ -92,7 +121,8 @@ func (t *Template) Args() Args { return t.args }
 // Submit submits the request with the given arguments. Queue.Submit is its twin that allocates nothing.
 func (t *Template) Submit(a Args) (*Transfer, error) {
 	if t.kind == kindScatter {
-		return t.e.startScatter(len(t.scatter.Targets), t, func(s *scatter) error { return t.fillScatter(s, &a) })
+		n := len(t.scatter.Targets)
+		return t.e.startScatter(n, a.taking(n), t, func(s *scatter) error { return t.fillScatter(s, &a) })
 	}
 	return t.e.start(t.name, func(o *op) error { return t.fill(o, &a) })
 }
@@ -107,17 +137,25 @@ func (w Write) prepare(e *Engine) (*Template, error) {
 
 func (w WritePages) prepare(e *Engine) (*Template, error) {
 	w.Src.Indices, w.Dst.Indices = slices.Clone(w.Src.Indices), slices.Clone(w.Dst.Indices)
-	t := &Template{e: e, kind: kindPages, name: "write pages", pages: w}
-	t.args = Args{SrcOff: w.Src.Offset, DstOff: w.Dst.Offset, Len: w.PageLen, Imm: w.Imm}
-	err := e.checkPages(&w)
-	if err == nil {
-		err = checkIndices(&w)
-	}
+	t, err := e.newPages(w)
 	if err != nil {
+		return nil, err
+	}
+	if err := checkIndices(&t.pages); err != nil {
 		return nil, fmt.Errorf("write pages: %w", err)
 	}
 	if len(w.Src.Indices) > 0 {
 		t.srcTop, t.dstTop = slices.Max(w.Src.Indices), slices.Max(w.Dst.Indices)
+	}
+	return t, nil
+}
+
+// newPages makes the template of w, whose lists are its own and not checked yet.
+func (e *Engine) newPages(w WritePages) (*Template, error) {
+	t := &Template{e: e, kind: kindPages, name: "write pages", pages: w}
+	t.args = Args{SrcOff: w.Src.Offset, DstOff: w.Dst.Offset, Len: w.PageLen, Imm: w.Imm}
+	if err := e.checkPages(&w); err != nil {
+		return nil, fmt.Errorf("write pages: %w", err)
 	}
 	return t.to(w.Dst.Remote.sess, w.Pin)
 }
@@ -149,8 +187,13 @@ func (t *Template) to(s *session, pin OptRail) (*Template, error) {
 
 func (s Scatter) prepare(e *Engine) (*Template, error) {
 	s.Targets = slices.Clone(s.Targets)
+	return e.newScatter(s)
+}
+
+// newScatter makes the template of s, whose list of targets is its own.
+func (e *Engine) newScatter(s Scatter) (*Template, error) {
 	t := &Template{e: e, kind: kindScatter, name: "scatter", scatter: s, args: Args{Imm: s.Imm}, idle: ring.NewQueue[*scatter](idleScatters)}
-	sc, err := e.takeScatter(len(s.Targets), nil)
+	sc, err := e.takeScatter(len(s.Targets), len(s.Targets), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -160,6 +203,46 @@ func (s Scatter) prepare(e *Engine) (*Template, error) {
 		return nil, fmt.Errorf("scatter: %w", err)
 	}
 	return t, nil
+}
+
+// Rebind is the same request with other remotes: with(old) takes the place of old, of the one remote of a Write or of WritePages or of
+// each target of a Scatter, and may be old. Offsets and lengths stay, and must lie inside the new remotes; what does not depend on the
+// remote is not checked again. t itself stays as it is, and what was submitted with it goes on. It is for a peer that has granted anew,
+// or that came back. A Signal has no remote and is prepared again (ErrInvalid).
+func (t *Template) Rebind(with func(old *Remote) *Remote) (*Template, error) {
+	n, err := t.rebind(with)
+	if err != nil {
+		return nil, fmt.Errorf("rebind: %w", err)
+	}
+	return n, nil
+}
+
+func (t *Template) rebind(with func(old *Remote) *Remote) (*Template, error) {
+	switch t.kind {
+	case kindWrite:
+		w := t.write
+		w.Dst.Remote = with(w.Dst.Remote)
+		return w.prepare(t.e)
+	case kindPages:
+		w := t.pages
+		w.Dst.Remote = with(w.Dst.Remote)
+		n, err := t.e.newPages(w)
+		if err != nil {
+			return nil, err
+		}
+		if n.srcTop, n.dstTop = t.srcTop, t.dstTop; !n.topsFit(&w) {
+			return nil, fmt.Errorf("write pages: %w", checkIndices(&w))
+		}
+		return n, nil
+	case kindScatter:
+		s := t.scatter
+		s.Targets = slices.Clone(s.Targets)
+		for i := range s.Targets {
+			s.Targets[i].Dst.Remote = with(s.Targets[i].Dst.Remote)
+		}
+		return t.e.newScatter(s)
+	}
+	return nil, fmt.Errorf("%s: %w: it has no remote; prepare it again", t.name, ErrInvalid)
 }
 
 // fill fills o with the request and a, of which it checks what can differ from what was prepared.
@@ -231,6 +314,9 @@ func (t *Template) fillScatter(s *scatter, a *Args) error {
 	if a.Targets != nil && len(a.Targets) != len(r.Targets) {
 		return fmt.Errorf("targets: %w: %d, %d were prepared", ErrInvalid, len(a.Targets), len(r.Targets))
 	}
+	if a.Mask != nil && len(a.Mask) != maskWords(len(r.Targets)) {
+		return fmt.Errorf("mask: %w: %d words, %d targets need %d", ErrInvalid, len(a.Mask), len(r.Targets), maskWords(len(r.Targets)))
+	}
 	if err := r.Src.Region.use(); err != nil {
 		return err
 	}
@@ -242,20 +328,37 @@ func (t *Template) fillScatter(s *scatter, a *Args) error {
 	s.filled = true
 	for i := range s.legs {
 		l, g := &s.legs[i], &r.Targets[i]
+		if l.masked = !a.takes(i); l.masked {
+			continue
+		}
 		if a.Targets == nil {
 			l.load(r.Src.Off+g.SrcOff, g.Dst.Off, g.Len, g.imm(a.Imm), g.Parts)
 			continue
 		}
-		x := &a.Targets[i]
-		if err := checkSpan(x.SrcOff, x.Len, r.Src.Len, x.DstOff, g.Dst.Len); err != nil {
+		if err := l.reload(r, g, &a.Targets[i], a.Imm); err != nil {
 			return fmt.Errorf("target %d: %w", i, err)
 		}
-		imm := x.Imm
-		if !imm.set {
-			imm = a.Imm
-		}
-		l.load(r.Src.Off+x.SrcOff, g.Dst.Off+x.DstOff, x.Len, imm, g.Parts)
 	}
+	return nil
+}
+
+// reload fills l with what x changes of target g of r.
+// hot:
+func (l *leg) reload(r *Scatter, g *Target, x *TargetArgs, common OptImm) error {
+	if err := checkSpan(x.SrcOff, x.Len, r.Src.Len, x.DstOff, g.Dst.Len); err != nil {
+		return err
+	}
+	imm, parts := x.Imm, x.Parts
+	if !imm.set {
+		imm = common
+	}
+	if parts == 0 {
+		parts = g.Parts
+	}
+	if err := checkParts(parts); err != nil {
+		return err
+	}
+	l.load(r.Src.Off+x.SrcOff, g.Dst.Off+x.DstOff, x.Len, imm, parts)
 	return nil
 }
 

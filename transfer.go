@@ -90,7 +90,7 @@ func (e *Engine) WritePages(w WritePages) (*Transfer, error) {
 // Scatter submits writes to many targets. A fault in one of the arguments is an error here, and nothing is written; a target whose
 // peer is down fails alone, at the end.
 func (e *Engine) Scatter(s Scatter) (*Transfer, error) {
-	return e.startScatter(len(s.Targets), nil, func(sc *scatter) error { return sc.fill(&s) })
+	return e.startScatter(len(s.Targets), len(s.Targets), nil, func(sc *scatter) error { return sc.fill(&s) })
 }
 
 // Signal submits an immediate without data. It needs no descriptor: any peer may send any immediate.
@@ -124,8 +124,8 @@ func (e *Engine) start(name string, fill func(*op) error) (*Transfer, error) {
 	return t, nil
 }
 
-func (e *Engine) startScatter(n int, of *Template, fill func(*scatter) error) (*Transfer, error) {
-	s, err := e.takeScatter(n, of)
+func (e *Engine) startScatter(n, taking int, of *Template, fill func(*scatter) error) (*Transfer, error) {
+	s, err := e.takeScatter(n, taking, of)
 	if err != nil {
 		return nil, err
 	}
