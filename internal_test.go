@@ -354,3 +354,20 @@ func TestKickEndsThePause(t *testing.T) {
 		cancel()
 	}
 }
+
+func TestOrderedIsOfAllRails(t *testing.T) {
+	for _, ordered := range []bool{true, false} {
+		f := sim.New(sim.Config{Rails: []sim.NIC{{Ordered: true}, {Ordered: ordered}}})
+		o := Options{Providers: providers(f.Provider("a")), Rails: []Rail{{"sim", AllDevices}}}
+		a := openEngine(t, o)
+		o.Providers = providers(f.Provider("b"))
+		b := openEngine(t, o)
+		p, err := a.Connect(t.Context(), b.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Ordered() != ordered {
+			t.Errorf("ordered %v with rails that are ordered: true, %v", p.Ordered(), ordered)
+		}
+	}
+}

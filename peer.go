@@ -3,6 +3,7 @@ package hawser
 import (
 	"context"
 	"fmt"
+	"math/bits"
 	"sync"
 	"sync/atomic"
 
@@ -101,6 +102,22 @@ func (p *Peer) String() string {
 func (p *Peer) Up() bool {
 	s := p.cur.Load()
 	return s != nil && s.state.Load() == stateUp
+}
+
+// Ordered reports whether every network that carries writes to the peer makes them visible in the order in which they were posted. Where
+// not, a failed rail is replaced without a loss only if what is in flight with one immediate belongs to one Transfer.
+func (p *Peer) Ordered() bool {
+	s := p.cur.Load()
+	if s == nil {
+		return false
+	}
+	rails := s.rails.Load()
+	for ; rails != 0; rails &= rails - 1 {
+		if !p.e.worker.group.Caps(bits.TrailingZeros64(rails)).Ordered {
+			return false
+		}
+	}
+	return true
 }
 
 // Session is the number of the latest session with the peer, 0 when there was none. It grows. Whoever uses a

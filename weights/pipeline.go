@@ -1,0 +1,224 @@
+package weights
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/hawser-project/hawser"
+	"github.com/hawser-project/hawser/reshard"
+)
+
+// pipeline pushes the slice of one publisher once. Its steps are goroutines joined by bounded queues: maxima and their exchange,
+// staging, writing, collecting ends. run owns and joins them.
+type pipeline struct {
+	slice   *reshard.Slice
+	buffers []*hawser.Region
+	stager  Stager
+	staging *hawser.Region // nil when no task is staged
+	arena   *arena
+	sum     func(offset int64, data []byte) uint64 // nil: no digests
+	ready   <-chan int                             // stages whose source bytes are final; nil: all are
+	trade   func(ctx context.Context, a *reshard.Amax, maxima []float32) error
+	writer  *writer
+
+	maxima [][]float32     // by stage; nil: no blocks
+	amax   []*reshard.Amax // by stage
+	shared []bool          // by task: some of its blocks lie in other tasks or sources, too
+}
+
+func newPipeline(slice *reshard.Slice) *pipeline {
+	p := &pipeline{
+		slice: slice, maxima: make([][]float32, len(slice.Stages)), amax: make([]*reshard.Amax, len(slice.Stages)),
+		shared: make([]bool, len(slice.Tasks)),
+	}
+	for i := range slice.Amax {
+		a := &slice.Amax[i]
+		p.amax[a.Stage] = a
+		p.maxima[a.Stage] = make([]float32, a.Table)
+	}
+	p.findShared()
+	return p
+}
+
+// findShared tells tasks that are the only ones with their blocks, whose maxima can be computed just before they are staged.
+func (p *pipeline) findShared() {
+	holders := make([][]uint8, len(p.amax)) // of each block: tasks, and 2 for a partner
+	for s, a := range p.amax {
+		if a == nil {
+			continue
+		}
+		holders[s] = make([]uint8, a.Table)
+		for _, x := range a.Peers {
+			for _, b := range x.Blocks {
+				mark(holders[s][b.First:b.First+b.Len], 2)
+			}
+		}
+	}
+	for i := range p.slice.Tasks {
+		p.blocks(i, func(b []uint8) { mark(b, 1) }, holders)
+	}
+	for i := range p.slice.Tasks {
+		p.blocks(i, func(b []uint8) {
+			for _, n := range b {
+				p.shared[i] = p.shared[i] || n > 1
+			}
+		}, holders)
+	}
+}
+
+// blocks calls f for the blocks of each piece of a task.
+func (p *pipeline) blocks(task int, f func([]uint8), holders [][]uint8) {
+	t := &p.slice.Tasks[task]
+	for i := range t.Pieces {
+		x := &t.Pieces[i]
+		if n := blocksOf(x); n > 0 && holders[t.Stage] != nil {
+			f(holders[t.Stage][x.Maxima : x.Maxima+n])
+		}
+	}
+}
+
+// blocksOf is how many entries of the table of maxima a piece has.
+func blocksOf(x *reshard.Piece) int {
+	n := x.BlockRows * x.BlockCols
+	for _, e := range x.Shape[:max(len(x.Shape)-2, 0)] {
+		n *= int(e)
+	}
+	return n
+}
+
+func mark(b []uint8, n uint8) {
+	for i := range b {
+		b[i] = min(b[i]+n, 2)
+	}
+}
+
+// depth of the queues between the steps, in tasks.
+const depth = 16
+
+// run returns when all is written, or after the first failure, and then when nothing is in flight any more.
+func (p *pipeline) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	begun, jobs := make(chan int, len(p.slice.Stages)), make(chan *job, depth)
+	var steps sync.WaitGroup
+	steps.Go(func() {
+		defer close(begun)
+		if err := p.prepare(ctx, begun); err != nil {
+			cancel(err)
+		}
+	})
+	steps.Go(func() {
+		defer close(jobs)
+		if err := p.stage(ctx, begun, jobs); err != nil {
+			cancel(err)
+		}
+	})
+	err := p.writer.run(ctx, jobs)
+	cancel(err)
+	for range jobs { // the step before may have made one more
+	}
+	steps.Wait()
+	if err == nil && context.Cause(ctx) != context.Canceled {
+		err = context.Cause(ctx)
+	}
+	return err
+}
+
+// prepare begins one stage after the other, when its source bytes are final and its blocks have their maxima.
+func (p *pipeline) prepare(ctx context.Context, begun chan<- int) error {
+	final := make([]bool, len(p.slice.Stages))
+	for s, name := range p.slice.Stages {
+		for p.ready != nil && !final[s] {
+			select {
+			case i, ok := <-p.ready:
+				if !ok {
+					return fmt.Errorf("%s: %w: the channel of ready stages was closed before", name, hawser.ErrInvalid)
+				}
+				if i >= 0 && i < len(final) {
+					final[i] = true
+				}
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+		if err := p.agree(ctx, s); err != nil {
+			return fmt.Errorf("%s: maxima: %w", name, err)
+		}
+		begun <- s // has room for all
+	}
+	return nil
+}
+
+// agree computes the maxima of shared blocks of a stage, and makes those of blocks that straddle sources the same on all of them.
+func (p *pipeline) agree(ctx context.Context, stage int) error {
+	a := p.amax[stage]
+	if a == nil {
+		return nil
+	}
+	clear(p.maxima[stage])
+	for i := range p.slice.Tasks {
+		if t := &p.slice.Tasks[i]; t.Stage == stage && p.shared[i] {
+			if err := p.stager.Amax(ctx, p.task(t), p.maxima[stage]); err != nil {
+				return err
+			}
+		}
+	}
+	if len(a.Peers) == 0 {
+		return nil
+	}
+	return p.trade(ctx, a, p.maxima[stage])
+}
+
+func (p *pipeline) task(t *reshard.Task) *Task {
+	return &Task{Task: t, Slice: p.slice, Buffers: p.buffers}
+}
+
+// stage makes the bytes of one task after the other ready.
+func (p *pipeline) stage(ctx context.Context, begun <-chan int, jobs chan<- *job) error {
+	next := 0
+	for s := range begun {
+		for ; next < len(p.slice.Tasks) && p.slice.Tasks[next].Stage == s; next++ {
+			j, err := p.fill(ctx, next)
+			if err != nil {
+				return fmt.Errorf("%s: %w", p.slice.Stages[s], err)
+			}
+			select {
+			case jobs <- j:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+	}
+	return nil
+}
+
+// fill stages a task, and takes digests while its bytes are in the caches.
+func (p *pipeline) fill(ctx context.Context, task int) (*job, error) {
+	t := &p.slice.Tasks[task]
+	j := &job{task: t}
+	if t.Size > 0 {
+		var err error
+		if j.off, err = p.arena.take(ctx, t.Size); err != nil {
+			return nil, err
+		}
+		maxima := p.maxima[t.Stage]
+		if maxima != nil && !p.shared[task] {
+			if err := p.stager.Amax(ctx, p.task(t), maxima); err != nil {
+				return nil, err
+			}
+		}
+		if err := p.stager.Stage(ctx, p.task(t), maxima, p.staging.Slice(uint64(j.off), uint64(t.Size))); err != nil {
+			return nil, err
+		}
+	}
+	if p.sum == nil {
+		return j, nil
+	}
+	j.sums = make([]uint64, len(t.Runs))
+	for i := range t.Runs {
+		s := p.writer.source(j, &t.Runs[i])
+		j.sums[i] = p.sum(t.Runs[i].Offset, s.Region.Bytes()[s.Off:s.Off+s.Len])
+	}
+	return j, nil
+}
