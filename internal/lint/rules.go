@@ -27,14 +27,18 @@ type rule struct {
 	others []string // foreign modules
 }
 
-// rules go from the top down: cmd, bench -> kv -> hawser -> internal -> provider, mem, topo.
+// rules go from the top down: cmd, bench -> kv, weights -> hawser -> internal -> provider, mem, topo.
 var rules = []rule{
-	{"cmd", []string{"", "bench", "internal", "kv", "mem", "provider", "topo"}, []string{sys, "github.com/alecthomas/kong", "github.com/jedib0t/go-pretty/v6"}},
+	{"cmd", []string{"", "bench", "internal", "kv", "mem", "moe", "provider", "reshard", "topo", "weights"}, []string{sys, "github.com/alecthomas/kong", "github.com/jedib0t/go-pretty/v6"}},
 	{"bench/chart", nil, []string{"gonum.org/v1/plot"}},
 	{"bench/compare", []string{"bench"}, []string{"golang.org/x/perf"}},
 	{"bench/kvbench", []string{"", "bench", "internal", "kv", "mem", "provider"}, []string{sys}},
+	{"bench/weightbench", []string{"", "bench", "internal", "mem", "moe", "provider", "reshard", "weights"}, []string{sys}},
 	{"bench", []string{"", "internal", "mem", "provider"}, []string{sys}},
 	{"kv", []string{"", "kv", "internal/invariants"}, nil},
+	{"weights", []string{"", "internal/invariants", "moe/numeric", "provider/sim", "reshard", "weights"}, []string{"github.com/cespare/xxhash/v2"}},
+	{"reshard", []string{"internal/invariants", "reshard"}, nil},
+	{"moe/numeric", nil, []string{sys}},
 	{"examples", []string{"", "kv", "mem", "provider"}, nil},
 	{"internal", []string{"internal", "mem", "provider", "topo"}, []string{sys}},
 	{"provider", []string{"internal", "mem", "provider", "topo"}, []string{sys}},

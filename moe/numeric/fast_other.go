@@ -1,0 +1,13 @@
+//go:build !amd64 || race || purego
+
+package numeric
+
+// Elsewhere the scalar forms do everything, and under the race detector, which sees what they read and write.
+
+func convertFast(_ []byte, _ Type, _ []byte, _ Type) int { return 0 }
+
+func maxAbsFast(_ []byte, _ Type) (int, float32) { return 0, 0 }
+
+func divFast(_, _ []byte, _ Type, _ float32) int { return 0 }
+
+func mulFast(_, _ []byte, _ Type, _ float32) int { return 0 }

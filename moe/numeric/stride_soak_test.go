@@ -1,0 +1,5 @@
+//go:build soak
+
+package numeric
+
+const stride = 1
