@@ -1,0 +1,212 @@
+package schedule
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// run is a run of a test: its destination, its stage and its number there.
+type run struct{ dest, stage, n int }
+
+// Whatever comes and ends in whatever order: the limits hold, each run leaves once and in order, and nothing that may leave waits.
+func TestWindowsAgainstAModel(t *testing.T) {
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		dests, stages := 1+rng.IntN(20), 1+rng.IntN(4)
+		l := Limits{Window: 1 + rng.IntN(8), PerDest: 1 + rng.IntN(4)}
+		w := NewWindows[run](dests, rng.IntN(dests), l)
+		single := make([]bool, dests)
+		for d := range single {
+			if single[d] = rng.IntN(3) == 0; single[d] {
+				w.Single(d, stages)
+			}
+		}
+		added, taken := make([]int, dests), make([]int, dests)
+		waiting, stageOf := 0, make([][]int, dests)
+		var flying []run
+		count := func(d int) (all, active int, stage []int) {
+			seen := map[int]int{}
+			stage = make([]int, stages)
+			for _, r := range flying {
+				seen[r.dest]++
+				if r.dest == d {
+					stage[r.stage]++
+				}
+			}
+			return seen[d], len(seen), stage
+		}
+		may := func(d int) bool {
+			if taken[d] == added[d] {
+				return false
+			}
+			mine, active, stage := count(d)
+			return mine < l.PerDest && (mine > 0 || active < l.Window) && !(single[d] && stage[stageOf[d][taken[d]]] > 0)
+		}
+		for range 600 {
+			switch rng.IntN(3) {
+			case 0:
+				d, s := rng.IntN(dests), rng.IntN(stages)
+				w.Add(d, s, run{d, s, added[d]})
+				stageOf[d] = append(stageOf[d], s)
+				added[d]++
+				waiting++
+			case 1:
+				if len(flying) > 0 {
+					i := rng.IntN(len(flying))
+					w.Ended(flying[i].dest, flying[i].stage)
+					flying = slices.Delete(flying, i, i+1)
+				}
+			default:
+				d, r, ok := w.Next()
+				if any := slices.ContainsFunc(allOf(dests), may); ok != any {
+					t.Fatalf("seed %d: Next says %v, the model %v", seed, ok, any)
+				}
+				if !ok {
+					break
+				}
+				if d != r.dest || !may(d) || r.n != taken[d] {
+					t.Fatalf("seed %d: run %+v to %d, %d taken, allowed %v", seed, r, d, taken[d], may(d))
+				}
+				taken[d]++
+				waiting--
+				flying = append(flying, r)
+			}
+			if w.Waiting() != waiting || w.Flying() != len(flying) {
+				t.Fatalf("seed %d: %d waiting, %d flying, want %d and %d", seed, w.Waiting(), w.Flying(), waiting, len(flying))
+			}
+		}
+		w.Drop()
+		if _, _, ok := w.Next(); ok || w.Waiting() != 0 || w.Flying() != len(flying) {
+			t.Fatalf("seed %d: after Drop %d wait and %d fly, want %d", seed, w.Waiting(), w.Flying(), len(flying))
+		}
+	}
+}
+
+func allOf(n int) (out []int) {
+	for i := range n {
+		out = append(out, i)
+	}
+	return out
+}
+
+// Destinations have their turns, from the first one on.
+func TestWindowsTakeTurns(t *testing.T) {
+	w := NewWindows[int](4, 2, Limits{Window: 4, PerDest: 2})
+	for i := range 3 {
+		for d := range 4 {
+			w.Add(d, 0, i)
+		}
+	}
+	var order []int
+	for {
+		d, _, ok := w.Next()
+		if !ok {
+			break
+		}
+		order = append(order, d)
+	}
+	if want := []int{2, 3, 0, 1, 2, 3, 0, 1}; !slices.Equal(order, want) {
+		t.Fatalf("turns %v, want %v", order, want)
+	}
+}
+
+// Once the queues have their size, nothing is allocated.
+func TestWindowsAllocateNothing(t *testing.T) {
+	w := NewWindows[uint64](128, 5, Limits{}.WithDefaults())
+	flying := make([]int, 0, 3000)
+	round := func() {
+		for i := range 3000 {
+			w.Add(i*7%128, i%3, uint64(i))
+		}
+		for w.Waiting()+w.Flying() > 0 {
+			if d, _, ok := w.Next(); ok {
+				flying = append(flying, d)
+				continue
+			}
+			for _, d := range flying {
+				w.Ended(d, 0)
+			}
+			flying = flying[:0]
+		}
+	}
+	round()
+	if n := testing.AllocsPerRun(5, round); n > 0 {
+		t.Fatalf("%v allocations", n)
+	}
+}
+
+// What is lent never overlaps, stays inside, and is free again when all before it has come back.
+func TestArenaAgainstAModel(t *testing.T) {
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		size := int64(Align * (4 + rng.IntN(60)))
+		a := NewArena(size + int64(rng.IntN(Align)))
+		if a.Size() != size {
+			t.Fatalf("%d bytes, want %d", a.Size(), size)
+		}
+		type piece struct{ off, n int64 }
+		var out []piece
+		most := int64(0)
+		for range 500 {
+			if n := int64(rng.IntN(int(size))); rng.IntN(2) == 0 {
+				off, ok := a.Take(n)
+				if !ok && len(out) == 0 {
+					t.Fatalf("seed %d: %d of %d bytes, nothing is lent", seed, n, size)
+				}
+				if !ok {
+					continue
+				}
+				if off < 0 || off%Align != 0 || off+n > size {
+					t.Fatalf("seed %d: %d bytes at %d of %d", seed, n, off, size)
+				}
+				used := n
+				for _, p := range out {
+					if n > 0 && p.n > 0 && off < p.off+p.n && p.off < off+n {
+						t.Fatalf("seed %d: [%d, +%d) overlaps [%d, +%d)", seed, off, n, p.off, p.n)
+					}
+					used += p.n
+				}
+				most = max(most, used)
+				out = append(out, piece{off, n})
+			} else if len(out) > 0 {
+				i := rng.IntN(len(out))
+				a.Give(out[i].off)
+				out = slices.Delete(out, i, i+1)
+			}
+		}
+		if a.Peak() < most || a.Peak() > size {
+			t.Fatalf("seed %d: peak %d, want %d to %d", seed, a.Peak(), most, size)
+		}
+	}
+	if _, ok := NewArena(1000).Take(1001); ok {
+		t.Fatal("more than there is")
+	}
+}
+
+// BenchmarkNext is a publisher of 128 destinations whose windows are full: one end, one run.
+func BenchmarkNext(b *testing.B) {
+	w := NewWindows[uint64](128, 0, Limits{}.WithDefaults())
+	for i := range 128 * 8 {
+		w.Add(i%128, 0, uint64(i))
+	}
+	var fly []int
+	for {
+		d, _, ok := w.Next()
+		if !ok {
+			break
+		}
+		fly = append(fly, d)
+	}
+	for b.Loop() {
+		d := fly[0]
+		copy(fly, fly[1:])
+		w.Ended(d, 0)
+		w.Add(d, 0, 0)
+		d, _, ok := w.Next()
+		if !ok {
+			b.Fatal("nothing may be written")
+		}
+		fly[len(fly)-1] = d
+	}
+}
