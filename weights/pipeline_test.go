@@ -260,8 +260,8 @@ func TestPipelineStops(t *testing.T) {
 			t.Errorf("a push that was stopped ends with %v", err)
 		}
 		w := f.pipes[0].writer
-		if w.flying != 0 || w.stats.Writes == 0 || w.stats.Bytes == uint64(50*8*2*4096) {
-			t.Errorf("%d writes in flight, %d written", w.flying, w.stats.Writes)
+		if w.windows.Flying() != 0 || w.stats.Writes == 0 || w.stats.Bytes == uint64(50*8*2*4096) {
+			t.Errorf("%d writes in flight, %d written", w.windows.Flying(), w.stats.Writes)
 		}
 		if n := f.pubs[0].Stats().Inflight; n != 0 {
 			t.Errorf("%d operations in flight", n)

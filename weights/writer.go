@@ -7,6 +7,7 @@ import (
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/reshard"
+	"github.com/hawser-project/hawser/weights/schedule"
 )
 
 // Target is a receiver as a publisher of one epoch sees it.
@@ -17,11 +18,6 @@ type target struct {
 	base    []int64          // by buffer: where the granted range begins
 	imms    []uint32         // by stage
 	single  bool             // its network keeps no order: one write per immediate at a time
-
-	pending []pending // a queue: first is at next
-	next    int
-	flying  int
-	stages  []bool // single: of the stages, those with a write in flight
 }
 
 // pending is a run that may be written: its bytes are ready.
@@ -40,9 +36,8 @@ type job struct {
 
 // flight is a write that has not ended.
 type flight struct {
-	job    *job
-	target *target
-	run    *reshard.Run
+	pending
+	target int
 }
 
 // writer is the last step of a push: it owns the runs whose bytes are ready, and what is in flight. Everything is touched by the one
@@ -53,15 +48,9 @@ type writer struct {
 	staging *hawser.Region
 	free    func(off int64)
 	queue   *hawser.Queue
-	window  int // destinations in flight
-	perDest int // writes in flight to each
 	targets []*target
-	byRank  map[int]*target
-
-	waiting int // runs that are pending
-	active  int // targets with something in flight
-	flying  int
-	first   int // the target that is looked at first: turns
+	byRank  map[int]int                // index in targets
+	windows *schedule.Windows[pending] // by index in targets
 	flights []flight
 	unused  []uint32 // of flights
 
@@ -80,20 +69,32 @@ type writeStats struct {
 
 func newWriter(slice *reshard.Slice, queue *hawser.Queue, targets []*target, window, perDest int) *writer {
 	w := &writer{
-		slice: slice, queue: queue, targets: targets, window: window, perDest: perDest,
-		byRank: make(map[int]*target, len(targets)), flights: make([]flight, window*perDest), loud: map[*hawser.Peer]error{},
+		slice: slice, queue: queue, targets: targets, byRank: make(map[int]int, len(targets)),
+		flights: make([]flight, window*perDest), loud: map[*hawser.Peer]error{},
 	}
 	for i, t := range targets {
-		w.byRank[t.rank] = t
+		w.byRank[t.rank] = i
+	}
+	w.windows = schedule.NewWindows[pending](len(targets), w.firstTarget(), schedule.Limits{Window: window, PerDest: perDest})
+	for i, t := range targets {
 		if t.single {
-			t.stages = make([]bool, len(slice.Stages))
+			w.windows.Single(i, len(slice.Stages))
 		}
-		_ = i
 	}
 	for i := range w.flights {
 		w.unused = append(w.unused, uint32(i))
 	}
 	return w
+}
+
+// firstTarget is where the plan has this source begin: others begin elsewhere.
+func (w *writer) firstTarget() int {
+	for i := range w.slice.Tasks {
+		if runs := w.slice.Tasks[i].Runs; len(runs) > 0 {
+			return w.byRank[runs[0].Peer]
+		}
+	}
+	return 0
 }
 
 // run takes jobs until there are no more, and returns when nothing is in flight any more. ctx ends the submitting, not the waiting: source
@@ -102,10 +103,10 @@ func (w *writer) run(ctx context.Context, jobs <-chan *job) error {
 	ends, join := w.collect()
 	defer join()
 	done := ctx.Done()
-	for jobs != nil || w.flying > 0 || (w.waiting > 0 && w.stopped == nil) {
+	for jobs != nil || w.windows.Flying() > 0 || (w.windows.Waiting() > 0 && w.stopped == nil) {
 		w.submit()
 		from := jobs
-		if w.waiting > maxWaiting {
+		if w.windows.Waiting() > maxWaiting {
 			from = nil
 		}
 		select {
@@ -176,9 +177,7 @@ func (w *writer) add(j *job) {
 	}
 	for i := range j.task.Runs {
 		r := &j.task.Runs[i]
-		t := w.byRank[r.Peer]
-		t.pending = append(t.pending, pending{j, r})
-		w.waiting++
+		w.windows.Add(w.byRank[r.Peer], r.Stage, pending{j, r})
 		if j.sums != nil {
 			w.tally.sum(r, j.sums[i])
 		}
@@ -188,76 +187,33 @@ func (w *writer) add(j *job) {
 // submit writes what may be written.
 // hot:
 func (w *writer) submit() {
-	for w.waiting > 0 && w.stopped == nil {
-		any := false
-		for i := range w.targets {
-			t := w.targets[(w.first+i)%len(w.targets)]
-			if w.room(t) {
-				any = true
-				w.write(t)
-			}
-		}
-		w.first++
-		if !any {
+	for w.stopped == nil {
+		d, p, ok := w.windows.Next()
+		if !ok {
 			return
 		}
+		w.write(d, p)
 	}
 }
 
-// room reports whether a target may be written to.
+// write submits a run of target d.
 // hot:
-func (w *writer) room(t *target) bool {
-	switch {
-	case t.next == len(t.pending) || t.flying == w.perDest || (t.flying == 0 && w.active == w.window) || len(w.unused) == 0:
-		return false
-	case t.single && t.stages[t.pending[t.next].run.Stage]:
-		return false
-	}
-	return w.stopped == nil
-}
-
-// write submits the next run of a target.
-// hot:
-func (w *writer) write(t *target) {
-	p := t.pending[t.next]
+func (w *writer) write(d int, p pending) {
+	t := w.targets[d]
 	slot := w.unused[len(w.unused)-1]
 	err := w.queue.Write(hawser.Write{
 		Src: w.source(p.job, p.run), Dst: t.remotes[p.run.Buffer].Slice(uint64(p.run.Offset-t.base[p.run.Buffer]), uint64(p.run.Len)),
 		Imm: hawser.Imm(t.imms[p.run.Stage]), Parts: 1,
 	}, uint64(slot))
 	if err != nil {
+		w.windows.Ended(d, p.run.Stage)
 		w.refused(t, p.run, err)
 		return
 	}
 	w.unused = w.unused[:len(w.unused)-1]
-	w.flights[slot] = flight{p.job, t, p.run}
-	w.pop(t)
-	if t.flying == 0 {
-		w.active++
-	}
-	t.flying++
-	w.flying++
-	if t.single {
-		t.stages[p.run.Stage] = true
-	}
+	w.flights[slot] = flight{p, d}
 	w.stats.Writes++
 	w.stats.Bytes += uint64(p.run.Len)
-}
-
-// pop takes the first of a target's queue, and moves the rest to its beginning now and then.
-// hot:
-func (w *writer) pop(t *target) {
-	t.pending[t.next] = pending{}
-	t.next++
-	w.waiting--
-	switch {
-	case t.next == len(t.pending):
-		t.pending, t.next = t.pending[:0], 0
-	case t.next >= 256:
-		n := copy(t.pending, t.pending[t.next:])
-		clear(t.pending[n:])
-		t.pending, t.next = t.pending[:n], 0
-	}
 }
 
 // source is where the bytes of a run are.
@@ -280,17 +236,9 @@ func (w *writer) ended(d *hawser.Done) {
 	f := w.flights[d.Cookie]
 	w.flights[d.Cookie] = flight{}
 	w.unused = append(w.unused, uint32(d.Cookie))
-	t := f.target
-	t.flying--
-	w.flying--
-	if t.flying == 0 {
-		w.active--
-	}
-	if t.single {
-		t.stages[f.run.Stage] = false
-	}
+	w.windows.Ended(f.target, f.run.Stage)
 	if d.Err != nil {
-		w.failed(t, f.run, d.Err)
+		w.failed(w.targets[f.target], f.run, d.Err)
 		return
 	}
 	f.job.left--
