@@ -3,6 +3,8 @@ package weights
 import (
 	"sync"
 	"testing"
+
+	"github.com/hawser-project/hawser/weights/schedule"
 )
 
 // BenchmarkPushRaw pushes 4 sources' direct runs to 2 destinations over shared memory, in one process. Compare its MB/s with BenchmarkCopy.
@@ -29,7 +31,8 @@ func BenchmarkPushRaw(b *testing.B) {
 func (f *flow) renew() {
 	for s, p := range f.pipes {
 		p.sum = nil
-		p.writer.tally = newTally(f.x.src[s], func(int, []sent) {})
+		p.writer = newWriter(f.x.src[s], p.writer.queue, p.writer.targets, schedule.Limits{Window: 16, PerDest: 4})
+		p.writer.buffers, p.writer.placed = p.buffers, func(*target, int, sent) {}
 	}
 }
 

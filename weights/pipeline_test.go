@@ -10,6 +10,7 @@ import (
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/reshard"
+	"github.com/hawser-project/hawser/weights/schedule"
 )
 
 // stripes are slices made by hand: each source has stripes of every destination's buffer, some direct, some packed into staging, and the same
@@ -104,10 +105,11 @@ type flow struct {
 
 	mu     sync.Mutex
 	stages [][]map[int]sent // by destination and stage: of each source
+	failed map[int]error    // receivers that a publisher gave up
 }
 
 func newFlow(t testing.TB, open network, x *stripes, watermark int64, window, perDest int) *flow {
-	f := &flow{t: t, x: x}
+	f := &flow{t: t, x: x, failed: map[int]error{}}
 	for s, slice := range x.src {
 		f.pubs = append(f.pubs, open(t, fmt.Sprint("p", s)))
 		f.src = append(f.src, alloc(t, f.pubs[s], slice.Buffers...))
@@ -140,7 +142,7 @@ func (f *flow) newPipe(s int, watermark int64, window, perDest int) *pipeline {
 			f.t.Fatal(err)
 		}
 		targets = append(targets, &target{
-			rank: d, peer: rem.Peer(), remotes: []*hawser.Remote{rem}, base: []int64{h.lo}, imms: in.imms(), single: !rem.Peer().Ordered(),
+			rank: d, peer: rem.Peer(), remotes: []*hawser.Remote{rem}, base: []int64{h.lo}, imms: in.imms(),
 		})
 		if in.peers[s], err = f.recs[d].Connect(limit(f.t), eng.Addr()); err != nil {
 			f.t.Fatal(err)
@@ -149,18 +151,21 @@ func (f *flow) newPipe(s int, watermark int64, window, perDest int) *pipeline {
 	p := newPipeline(slice)
 	p.buffers, p.stager, p.sum = f.src[s], copier{}, crcSum
 	p.staging, p.arena = alloc(f.t, eng, watermark)[0], newArena(watermark)
-	p.writer = newWriter(slice, eng.NewQueue(window*perDest), targets, window, perDest)
+	p.writer = newWriter(slice, eng.NewQueue(window*perDest), targets, schedule.Limits{Window: window, PerDest: perDest})
 	p.writer.buffers, p.writer.staging, p.writer.free = p.buffers, p.staging, p.arena.give
-	p.writer.tally = newTally(slice, func(stage int, to []sent) {
+	p.writer.placed = func(t *target, stage int, x sent) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		for _, x := range to {
-			if f.stages[x.rank][stage] == nil {
-				f.stages[x.rank][stage] = map[int]sent{}
-			}
-			f.stages[x.rank][stage][s] = x
+		if f.stages[t.rank][stage] == nil {
+			f.stages[t.rank][stage] = map[int]sent{}
 		}
-	})
+		f.stages[t.rank][stage][s] = x
+	}
+	p.writer.failed = func(t *target, err error) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.failed[t.rank] = err
+	}
 	return p
 }
 
@@ -251,7 +256,7 @@ func TestPipelineStops(t *testing.T) {
 		f := newFlow(t, open, x, 64<<10, 2, 2)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cause := errors.New("enough")
-		f.pipes[0].writer.tally.quiet = func(stage int, _ []sent) {
+		f.pipes[0].writer.placed = func(_ *target, stage int, _ sent) {
 			if stage == 3 {
 				cancel(cause)
 			}
@@ -265,6 +270,33 @@ func TestPipelineStops(t *testing.T) {
 		}
 		if n := f.pubs[0].Stats().Inflight; n != 0 {
 			t.Errorf("%d operations in flight", n)
+		}
+	})
+}
+
+// TestPipelineLosesOne: a receiver that goes away is given up, with its part of the staging, and the others get everything.
+func TestPipelineLosesOne(t *testing.T) {
+	onNetworks(t, func(t *testing.T, open network) {
+		x := newStripes(stripes{sources: 1, dests: 3, stages: 20, unit: 4096, task: 2, staged: true})
+		f := newFlow(t, open, x, 4*4096, 2, 2)
+		next := f.pipes[0].writer.placed
+		f.pipes[0].writer.placed = func(t *target, stage int, s sent) {
+			if next(t, stage, s); t.rank == 0 && stage == 2 {
+				_ = f.dst[1][0].Revoke(context.Background(), f.in[1].peers[0])
+			}
+		}
+		if err := f.pipes[0].run(limit(t)); err != nil {
+			t.Fatal(err)
+		}
+		if len(f.failed) != 1 || !errors.Is(f.failed[1], hawser.ErrStale) {
+			t.Errorf("given up: %v", f.failed)
+		}
+		for _, d := range []int{0, 2} {
+			for stage := range x.stages {
+				if err := f.in[d].wait(limit(t), stage); err != nil {
+					t.Error(err)
+				}
+			}
 		}
 	})
 }

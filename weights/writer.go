@@ -10,14 +10,24 @@ import (
 	"github.com/hawser-project/hawser/weights/schedule"
 )
 
-// Target is a receiver as a publisher of one epoch sees it.
+// target is a receiver as a publisher of one epoch sees it.
 type target struct {
 	rank    int
 	peer    *hawser.Peer
 	remotes []*hawser.Remote // by buffer; nil where the plan writes nothing
 	base    []int64          // by buffer: where the granted range begins
 	imms    []uint32         // by stage
-	single  bool             // its network keeps no order: one write per immediate at a time
+
+	stages []sent // by stage: the writer's
+	lost   error  // the writer's: why nothing more is written to it
+}
+
+// sent is what is written to one receiver in one stage.
+type sent struct {
+	left   int // runs that have not been placed
+	runs   int
+	bytes  int64
+	digest uint64
 }
 
 // pending is a run that may be written: its bytes are ready.
@@ -31,7 +41,7 @@ type job struct {
 	task *reshard.Task
 	off  int64    // in staging; direct: unused
 	sums []uint64 // the digest of each run; nil: none
-	left int      // runs that have not ended; owned by the writer
+	left int      // runs that have not ended; the writer's
 }
 
 // flight is a write that has not ended.
@@ -41,7 +51,7 @@ type flight struct {
 }
 
 // writer is the last step of a push: it owns the runs whose bytes are ready, and what is in flight. Everything is touched by the one
-// goroutine that runs it.
+// goroutine that runs it. The failure of one target ends nothing for the others.
 type writer struct {
 	slice   *reshard.Slice
 	buffers []*hawser.Region // the trainer's
@@ -53,8 +63,12 @@ type writer struct {
 	windows *schedule.Windows[pending] // by index in targets
 	flights []flight
 	unused  []uint32 // of flights
+	drops   chan int // targets, by rank, that are to be written to no more
 
-	tally   *tally
+	// Called by the writer's goroutine.
+	placed func(t *target, stage int, s sent) // a stage is with this receiver, as a whole
+	failed func(t *target, err error)         // nothing more is written to this receiver; once
+
 	stopped error                  // nothing more is submitted
 	loud    map[*hawser.Peer]error // peers that are not known to be quiet
 	stats   writeStats
@@ -62,22 +76,32 @@ type writer struct {
 
 // writeStats is what a push has written.
 type writeStats struct {
-	Writes uint64
-	Bytes  uint64
-	Failed uint64
+	Writes, Bytes, Failed uint64
 }
 
-func newWriter(slice *reshard.Slice, queue *hawser.Queue, targets []*target, window, perDest int) *writer {
+func newWriter(slice *reshard.Slice, queue *hawser.Queue, targets []*target, l schedule.Limits) *writer {
 	w := &writer{
-		slice: slice, queue: queue, targets: targets, byRank: make(map[int]int, len(targets)),
-		flights: make([]flight, window*perDest), loud: map[*hawser.Peer]error{},
+		slice: slice, queue: queue, targets: targets, byRank: make(map[int]int, len(targets)), flights: make([]flight, l.Window*l.PerDest),
+		loud: map[*hawser.Peer]error{}, drops: make(chan int, len(targets)),
 	}
 	for i, t := range targets {
 		w.byRank[t.rank] = i
+		t.stages = make([]sent, len(slice.Stages))
 	}
-	w.windows = schedule.NewWindows[pending](len(targets), w.firstTarget(), schedule.Limits{Window: window, PerDest: perDest})
+	first := -1
+	for i := range slice.Tasks {
+		for _, r := range slice.Tasks[i].Runs {
+			d := w.byRank[r.Peer]
+			s := &targets[d].stages[r.Stage]
+			s.left, s.runs, s.bytes = s.left+1, s.runs+1, s.bytes+r.Len
+			if first < 0 {
+				first = d // others begin elsewhere
+			}
+		}
+	}
+	w.windows = schedule.NewWindows[pending](len(targets), max(first, 0), l)
 	for i, t := range targets {
-		if t.single {
+		if t.peer != nil && !t.peer.Ordered() {
 			w.windows.Single(i, len(slice.Stages))
 		}
 	}
@@ -87,23 +111,13 @@ func newWriter(slice *reshard.Slice, queue *hawser.Queue, targets []*target, win
 	return w
 }
 
-// firstTarget is where the plan has this source begin: others begin elsewhere.
-func (w *writer) firstTarget() int {
-	for i := range w.slice.Tasks {
-		if runs := w.slice.Tasks[i].Runs; len(runs) > 0 {
-			return w.byRank[runs[0].Peer]
-		}
-	}
-	return 0
-}
-
 // run takes jobs until there are no more, and returns when nothing is in flight any more. ctx ends the submitting, not the waiting: source
-// bytes are read until the engine says otherwise.
+// bytes are read until the engine says otherwise. The error is that of ctx: those of targets go to failed.
 func (w *writer) run(ctx context.Context, jobs <-chan *job) error {
 	ends, join := w.collect()
 	defer join()
 	done := ctx.Done()
-	for jobs != nil || w.windows.Flying() > 0 || (w.windows.Waiting() > 0 && w.stopped == nil) {
+	for jobs != nil || w.windows.Flying() > 0 || w.windows.Waiting() > 0 {
 		w.submit()
 		from := jobs
 		if w.windows.Waiting() > maxWaiting {
@@ -121,6 +135,10 @@ func (w *writer) run(ctx context.Context, jobs <-chan *job) error {
 				w.ended(&batch.done[i])
 			}
 			batch.again <- batch
+		case rank := <-w.drops:
+			if d, ok := w.byRank[rank]; ok {
+				w.lose(d, errDropped)
+			}
 		case <-done:
 			done = nil
 			w.stop(context.Cause(ctx))
@@ -128,6 +146,9 @@ func (w *writer) run(ctx context.Context, jobs <-chan *job) error {
 	}
 	return w.stopped
 }
+
+// errDropped: the controller has taken the receiver out of the epoch.
+var errDropped = errors.New("it is no part of the epoch any more")
 
 // maxWaiting is how many runs may wait before no further job is taken: enough that no target idles.
 const maxWaiting = 1024
@@ -162,7 +183,7 @@ func (w *writer) collect() (out chan *ends, join func()) {
 			}
 		}
 	}()
-	return out, func() { cancel(); <-over }
+	return out, func() { cancel(); close(again); <-over }
 }
 
 // add makes the runs of a job pending.
@@ -172,15 +193,17 @@ func (w *writer) add(j *job) {
 		w.release(j)
 		return
 	}
-	if w.stopped != nil {
-		return
-	}
 	for i := range j.task.Runs {
 		r := &j.task.Runs[i]
-		w.windows.Add(w.byRank[r.Peer], r.Stage, pending{j, r})
+		d := w.byRank[r.Peer]
 		if j.sums != nil {
-			w.tally.sum(r, j.sums[i])
+			w.targets[d].stages[r.Stage].digest += j.sums[i]
 		}
+		if w.stopped != nil || w.targets[d].lost != nil {
+			w.settle(pending{j, r})
+			continue
+		}
+		w.windows.Add(d, r.Stage, pending{j, r})
 	}
 }
 
@@ -207,7 +230,8 @@ func (w *writer) write(d int, p pending) {
 	}, uint64(slot))
 	if err != nil {
 		w.windows.Ended(d, p.run.Stage)
-		w.refused(t, p.run, err)
+		w.settle(p)
+		w.wrong(d, p.run, err)
 		return
 	}
 	w.unused = w.unused[:len(w.unused)-1]
@@ -225,36 +249,52 @@ func (w *writer) source(j *job, r *reshard.Run) hawser.Slice {
 	return w.staging.Slice(uint64(j.off+r.From), uint64(r.Len))
 }
 
-// refused ends the push: the engine did not take a write.
-func (w *writer) refused(t *target, r *reshard.Run, err error) {
-	w.stop(fmt.Errorf("write %d bytes to receiver %d, %s: %w", r.Len, t.rank, w.slice.Stages[r.Stage], err))
-}
-
 // ended takes the end of a write.
 // hot:
-func (w *writer) ended(d *hawser.Done) {
-	f := w.flights[d.Cookie]
-	w.flights[d.Cookie] = flight{}
-	w.unused = append(w.unused, uint32(d.Cookie))
+func (w *writer) ended(e *hawser.Done) {
+	f := w.flights[e.Cookie]
+	w.flights[e.Cookie] = flight{}
+	w.unused = append(w.unused, uint32(e.Cookie))
 	w.windows.Ended(f.target, f.run.Stage)
-	if d.Err != nil {
-		w.failed(w.targets[f.target], f.run, d.Err)
+	w.settle(f.pending)
+	if e.Err != nil {
+		w.wrong(f.target, f.run, e.Err)
 		return
 	}
-	f.job.left--
-	if f.job.left == 0 {
-		w.release(f.job)
+	t := w.targets[f.target]
+	s := &t.stages[f.run.Stage]
+	s.left--
+	if s.left == 0 {
+		w.placed(t, f.run.Stage, *s)
 	}
-	w.tally.ended(f.run)
 }
 
-// failed notes what went wrong. The epoch cannot end well; what is in flight ends by itself.
-func (w *writer) failed(t *target, r *reshard.Run, err error) {
+// settle ends a run, whatever became of it: its bytes are not read any more.
+// hot:
+func (w *writer) settle(p pending) {
+	p.job.left--
+	if p.job.left == 0 {
+		w.release(p.job)
+	}
+}
+
+// wrong gives up a target to which a write has failed.
+func (w *writer) wrong(d int, r *reshard.Run, err error) {
 	w.stats.Failed++
-	if errors.Is(err, hawser.ErrUnfenced) {
+	if t := w.targets[d]; errors.Is(err, hawser.ErrUnfenced) {
 		w.loud[t.peer] = err
 	}
-	w.stop(fmt.Errorf("receiver %d, %s: %w", t.rank, w.slice.Stages[r.Stage], err))
+	w.lose(d, fmt.Errorf("%s: %d bytes: %w", w.slice.Stages[r.Stage], r.Len, err))
+}
+
+func (w *writer) lose(d int, err error) {
+	t := w.targets[d]
+	if t.lost != nil {
+		return
+	}
+	t.lost = err
+	w.windows.Clear(d, w.settle)
+	w.failed(t, err)
 }
 
 // release frees the staging of a job whose bytes nobody reads any more.
@@ -267,5 +307,8 @@ func (w *writer) release(j *job) {
 func (w *writer) stop(err error) {
 	if w.stopped == nil {
 		w.stopped = err
+		for d := range w.targets {
+			w.windows.Clear(d, w.settle)
+		}
 	}
 }

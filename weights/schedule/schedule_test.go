@@ -90,6 +90,27 @@ func allOf(n int) (out []int) {
 	return out
 }
 
+// A destination that is given up gives back what waits for it, and nothing of the others.
+func TestWindowsClear(t *testing.T) {
+	w := NewWindows[int](2, 0, Limits{Window: 2, PerDest: 1})
+	for i := range 3 {
+		w.Add(0, 0, i)
+		w.Add(1, 0, 10+i)
+	}
+	if d, run, ok := w.Next(); d != 0 || run != 0 || !ok {
+		t.Fatal(d, run, ok)
+	}
+	var back []int
+	w.Clear(0, func(run int) { back = append(back, run) })
+	if !slices.Equal(back, []int{1, 2}) || w.Waiting() != 3 || w.Flying() != 1 {
+		t.Fatalf("%v came back, %d wait, %d fly", back, w.Waiting(), w.Flying())
+	}
+	w.Ended(0, 0)
+	if d, run, ok := w.Next(); d != 1 || run != 10 || !ok {
+		t.Fatal(d, run, ok)
+	}
+}
+
 // Destinations have their turns, from the first one on.
 func TestWindowsTakeTurns(t *testing.T) {
 	w := NewWindows[int](4, 2, Limits{Window: 4, PerDest: 2})

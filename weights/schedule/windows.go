@@ -138,6 +138,16 @@ func (w *Windows[T]) Ended(d, stage int) {
 	}
 }
 
+// Clear empties the queue of a destination that is written to no more, and calls f for what was in it. What is in flight is not touched.
+func (w *Windows[T]) Clear(d int, f func(T)) {
+	x := &w.dests[d]
+	for _, q := range x.queue[x.head:] {
+		f(q.run)
+	}
+	w.waiting -= len(x.queue) - x.head
+	x.queue, x.head = nil, 0
+}
+
 // Drop empties all queues; what is in flight is not touched.
 func (w *Windows[T]) Drop() {
 	for i := range w.dests {
