@@ -158,6 +158,15 @@ type timer struct {
 	real    *time.Timer
 }
 
+// After has fire called when d has passed, of virtual time in manual mode, as an event among the others. It is for what a model has
+// beside its network: copies, computation, clocks. fire runs inside Step and must not use the fabric; what it has to do there is left to
+// whoever calls Step.
+func (f *Fabric) After(d time.Duration, fire func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.after(d, fire)
+}
+
 func (f *Fabric) after(d time.Duration, fire func()) *timer {
 	t := &timer{pending: true, fire: fire}
 	if f.cfg.Manual {

@@ -49,6 +49,23 @@ func TestSameSeedSameSchedule(t *testing.T) {
 	}
 }
 
+// Timers of a model are events among the others, in the order of their times.
+func TestAfter(t *testing.T) {
+	w := newWorld(t, sim.Config{Seed: seed(t), Manual: true})
+	var fired []time.Duration
+	for _, d := range []time.Duration{3, 1, 2} {
+		w.fab.After(d*time.Second, func() { fired = append(fired, d) })
+	}
+	for n := 1; w.fab.Step(); n++ {
+		if len(fired) != n || w.fab.Now() != fired[n-1]*time.Second {
+			t.Fatalf("%v after %d steps, the time is %v", fired, n, w.fab.Now())
+		}
+	}
+	if !slices.Equal(fired, []time.Duration{1, 2, 3}) {
+		t.Fatalf("order %v", fired)
+	}
+}
+
 func TestPollMovesNoTimeInManualMode(t *testing.T) {
 	w := newWorld(t, sim.Config{Seed: seed(t), Manual: true})
 	a, b := w.open("a", "nic0"), w.open("b", "nic0")
