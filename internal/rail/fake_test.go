@@ -238,7 +238,7 @@ func (g *Group) audit(p *Peer) error {
 		for i := r.free; i >= 0; i = r.flights[i].next {
 			free++
 		}
-		if free != len(r.flights) || len(r.batch) != 0 && !r.dead {
+		if free != len(r.flights) || len(r.batch) != 0 && !r.dead || r.load != 0 {
 			return fmt.Errorf("rail %d: %d of %d flights are free, %d requests wait", r.index, free, len(r.flights), len(r.batch))
 		}
 	}

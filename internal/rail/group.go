@@ -96,6 +96,7 @@ type railState struct {
 	dead    bool
 	closed  bool
 	silent  bool          // closed, and nothing can land over it any more
+	load    uint64        // of all its links
 	batch   []provider.WR // built in this Step, or refused in the last one
 	flights []flight
 	free    int32   // first free flight, -1 when none

@@ -59,6 +59,7 @@ func (g *Group) land(r *railState, i uint32, st provider.Status) {
 		return
 	}
 	l.load -= f.n + perWR
+	r.load -= f.n + perWR
 	if f.send >= 0 {
 		g.freeSend(f.send)
 		l.peer.sends--

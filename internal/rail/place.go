@@ -141,6 +141,7 @@ func (g *Group) placeWhole(l *link, op *Op) {
 	}
 	l.outstanding++
 	l.load += n + perWR
+	r.load += n + perWR
 	op.cursor, op.inflight = 1, 1
 }
 
@@ -314,6 +315,7 @@ func (g *Group) placePiece(p *Peer, op *Op) bool {
 	}
 	l.outstanding++
 	l.load += n + perWR
+	r.load += n + perWR
 	op.inflight++
 	op.consumed(pc, n)
 	return true
@@ -357,7 +359,7 @@ func (g *Group) pick(p *Peer, op *Op, pc *piece) *link {
 		if op.Dst != nil && pc.n > 0 && !g.covers(op.Dst, l) || l.outstanding >= l.rail.caps.PeerDepth {
 			continue
 		}
-		if best == nil || l.time(pc.n) < best.time(pc.n) {
+		if best == nil || l.sooner(best, pc.n) {
 			best = l
 		}
 	}
@@ -367,6 +369,20 @@ func (g *Group) pick(p *Peer, op *Op, pc *piece) *link {
 	}
 	return best
 }
+
+// sooner reports whether l would be done before m with n bytes more. Links to a peer for which little is under way are equal in that, and
+// then it is for the rail that has less to do for all peers: else the first rail had the first write to every peer.
+// hot:
+func (l *link) sooner(m *link, n uint64) bool {
+	if a, b := l.time(n), m.time(n); a != b {
+		return a < b
+	}
+	return l.rail.time() < m.rail.time()
+}
+
+// time is how long the rail takes for what it has, in the same unit as that of links.
+// hot:
+func (r *railState) time() float64 { return float64(r.load) / float64(max(r.caps.LinkBits, 1)) }
 
 // time is how long l would take for what it has and n bytes more, in no unit.
 // hot:

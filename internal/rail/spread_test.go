@@ -129,6 +129,37 @@ func TestLoadIsSpreadBySpeed(t *testing.T) {
 	}
 }
 
+// One write to each of many peers is spread over the rails, as many writes to one peer are.
+func TestLoadIsSpreadOverPeers(t *testing.T) {
+	const rails, peers = 4, 8
+	nics := slices.Repeat(sim.EFA4x100()[:1], rails)
+	w, err := newAdversary(story{seed: 1, hosts: 1 + peers, fault: -2, rails: [2]int{rails, rails}, ops: 2, nics: [2][]sim.NIC{nics, nics}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, end := w.host[0], &ending{}
+	for _, p := range a.peers[1:] {
+		dst := &Remote{Peer: p, Tag: &job{}}
+		if !a.g.Submit(&Op{Kind: Write, Peer: p, Owner: end, Src: a.srcMR, Dst: dst, Len: cellLen, Parts: 1}) {
+			t.Fatal("submit refused")
+		}
+	}
+	w.rest()
+	for i := range rails {
+		if n := a.g.Info(i).TxBytes; n != peers/rails*cellLen {
+			t.Errorf("rail %d: %d bytes, want %d", i, n, peers/rails*cellLen)
+		}
+	}
+	if len(end.status) != peers || slices.ContainsFunc(end.status, func(st provider.Status) bool { return st != provider.StatusOK }) {
+		t.Errorf("ended with %v", end.status)
+	}
+	for _, h := range w.host {
+		if err := h.g.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Rails that say they are equally fast and are not carry what they turn out to be able to.
 func TestLoadIsSpreadByWhatRailsTurnOutToCarry(t *testing.T) {
 	const unit = 64 // bytes a poll, so few that nothing else is slower
