@@ -1,0 +1,119 @@
+package weightsim
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/hawser-project/hawser/provider/sim"
+	"github.com/hawser-project/hawser/weights/schedule"
+)
+
+// Options say what the machines of a push are like. The zero value of each field means the default.
+type Options struct {
+	// NICs are the rails of every rank; default one of Line(400e9).
+	NICs []sim.NIC
+	// Host are those of ranks that differ, by the name of the host: "train-3", "infer-0".
+	Hosts map[string][]sim.NIC
+	// Fragment is how many bytes of a write the fabric moves as one event, default 1 MiB. Real packets are smaller, and a push of terabytes
+	// would be billions of them.
+	Fragment uint64
+
+	Limits    schedule.Limits // of each publisher; as weights.PublisherOptions
+	Watermark int64           // bytes of staging of each publisher, default 1 GiB, at least twice its largest task
+	Same      bool            // every publisher begins with the same destination; the default is that their turns are rotated
+
+	// CopyRate is what a trainer's copy engine moves from host memory to the GPU, bytes per second, default 51e9 (PCIe 5 x16). Negative:
+	// the sources are on the GPU already.
+	CopyRate float64
+	// StageRate is how fast a GPU reads what it casts, quantizes or packs, bytes per second, default 2e12; TaskCost is what each task costs
+	// beside that, launches of kernels above all, default 20 µs. CopyCost is the same of each copy, default 10 µs.
+	StageRate          float64
+	TaskCost, CopyCost time.Duration
+
+	// Control is one way of a message over a control connection, default 100 µs; Handling is what the controller needs for each message
+	// that it receives or sends, default 2 µs; Decide is the time of its durable log, default 100 µs.
+	Control, Handling, Decide time.Duration
+
+	Faults []Fault
+	// RetryTimeout is when a peer notices the silent death of a card, default 100 ms. Detect is when the controller notices the death of a
+	// process, whose control connection ends with it, default 5 ms. Replan is how long the repair of a plan takes and the new slices need to
+	// get to the members, default 200 ms.
+	RetryTimeout, Detect, Replan time.Duration
+
+	Seed uint64 // of the fabric
+
+	// Progress is called now and then with the bytes that have arrived, of all.
+	Progress func(at time.Duration, arrived, all int64)
+	// Note is told of faults and what follows from them.
+	Note func(at time.Duration, text string)
+	// Trace keeps when each rank did what of each stage; see Timeline.WriteTrace.
+	Trace bool
+}
+
+// Line is a NIC with the costs and the latency of sim.ConnectX7 and the given payload bits per second.
+func Line(bits uint64) sim.NIC {
+	n := sim.ConnectX7()[0]
+	n.LinkBits = bits
+	return n
+}
+
+// Split is n NICs that together do what one of Line does.
+func Split(bits uint64, n int) []sim.NIC {
+	out := make([]sim.NIC, n)
+	for i := range out {
+		out[i] = Line(bits / uint64(n))
+	}
+	return out
+}
+
+func (o Options) withDefaults() Options {
+	if o.NICs == nil {
+		o.NICs = []sim.NIC{Line(400e9)}
+	}
+	o.Limits = o.Limits.WithDefaults()
+	orDefault(&o.Fragment, 1<<20)
+	orDefault(&o.Watermark, 1<<30)
+	orDefault(&o.CopyRate, 51e9)
+	orDefault(&o.StageRate, 2e12)
+	orDefault(&o.TaskCost, 20*time.Microsecond)
+	orDefault(&o.CopyCost, 10*time.Microsecond)
+	orDefault(&o.Control, 100*time.Microsecond)
+	orDefault(&o.Handling, 2*time.Microsecond)
+	orDefault(&o.Decide, 100*time.Microsecond)
+	orDefault(&o.RetryTimeout, 100*time.Millisecond)
+	orDefault(&o.Detect, 5*time.Millisecond)
+	orDefault(&o.Replan, 200*time.Millisecond)
+	o.NICs = withFragment(o.NICs, o.Fragment)
+	hosts := make(map[string][]sim.NIC, len(o.Hosts))
+	for name, nics := range o.Hosts {
+		hosts[name] = withFragment(nics, o.Fragment)
+	}
+	o.Hosts = hosts
+	return o
+}
+
+func orDefault[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+func withFragment(nics []sim.NIC, n uint64) []sim.NIC {
+	out := append([]sim.NIC(nil), nics...)
+	for i := range out {
+		out[i].MTU = n
+	}
+	return out
+}
+
+func (o *Options) note(at time.Duration, format string, args ...any) {
+	if o.Note != nil {
+		o.Note(at, fmt.Sprintf(format, args...))
+	}
+}
+
+// took is the time of n bytes at a rate.
+func took(n int64, rate float64) time.Duration {
+	return time.Duration(float64(n) / rate * float64(time.Second))
+}
