@@ -1,0 +1,68 @@
+package reshard
+
+// place finds, for each holder of values, where on the same rank their scales go, and checks that blocks are whole.
+func (c *class) place(scales []placement, p *Plan, f *faults) {
+	name, shape := p.dst.Tensors[c.link.dst].Name, p.dst.Tensors[c.link.dst].Shape
+	taken := make([]int64, len(scales)) // blocks of values that are with them
+	for i := range c.dst {
+		d := &c.dst[i]
+		lo, hi, ok := c.blockBox(d.lo, d.hi, shape)
+		if !ok {
+			f.layout.add("%s %s: its border cuts a block of %dx%d", name, boxText(d.lo, d.hi, shape), c.codec.Block[0], c.codec.Block[1])
+			continue
+		}
+		for k := range d.holders {
+			h := &d.holders[k]
+			for s := range scales {
+				x := &scales[s]
+				if x.rank == h.rank && inside(lo, hi, x.lo, x.hi) && taken[s]+boxVolume(lo, hi) <= boxVolume(x.lo, x.hi) {
+					h.scale = s
+					taken[s] += boxVolume(lo, hi)
+					break
+				}
+			}
+			if h.scale < 0 {
+				f.layout.add("%s %s: rank %d has the values and no place for their scales; add a grid or a fragment with Scales", name, boxText(d.lo, d.hi, shape), h.rank)
+			}
+		}
+	}
+	for s := range scales {
+		c.scales = append(c.scales, scales[s].holder)
+		if n := boxVolume(scales[s].lo, scales[s].hi); taken[s] != n {
+			f.layout.add("%s: rank %d has a place for the scales of blocks %s, and the values of %d of these %d blocks", name, scales[s].rank,
+				boxIntervals(scales[s].lo, scales[s].hi, shape), taken[s], n)
+		}
+	}
+	variants(c.scales)
+}
+
+func inside(alo, ahi, blo, bhi []int64) bool {
+	for d := range alo {
+		if alo[d] < blo[d] || ahi[d] > bhi[d] {
+			return false
+		}
+	}
+	return true
+}
+
+// unshared refuses blocks that several source cells have parts of.
+func (c *class) unshared(p *Plan, f *faults) {
+	shape := p.dst.Tensors[c.link.dst].Shape
+	for i := range c.pairs {
+		if _, _, whole := c.blockBox(c.pairs[i].lo, c.pairs[i].hi, shape); !whole {
+			f.layout.add("%s %s: the source cuts a block there, and sources do not exchange maxima yet", p.dst.Tensors[c.link.dst].Name,
+				boxText(c.pairs[i].lo, c.pairs[i].hi, shape))
+		}
+	}
+}
+
+// blockBox is the box in blocks of a box of values, and whether it has only whole ones.
+func (c *class) blockBox(lo, hi, shape []int64) (blo, bhi []int64, whole bool) {
+	blo, bhi, whole = append(blo, lo...), append(bhi, hi...), true
+	for i, d := 0, len(lo)-2; i < 2; i, d = i+1, d+1 {
+		b := int64(c.codec.Block[i])
+		whole = whole && lo[d]%b == 0 && (hi[d]%b == 0 || hi[d] == shape[d])
+		blo[d], bhi[d] = lo[d]/b, ceil(hi[d], b)
+	}
+	return blo, bhi, whole
+}
