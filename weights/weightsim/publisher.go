@@ -252,6 +252,9 @@ func (p *publisher) submit() {
 		if p.times.Writes == 0 {
 			p.times.First = p.h.w.now()
 		}
+		if p.marks != nil {
+			p.marks[x.run.Stage].post(p.h.w.now(), x.run.Peer)
+		}
 		p.times.Writes++
 		p.times.Bytes += x.run.Len
 		if !p.h.g.Submit(&w.Op) {

@@ -47,8 +47,10 @@ func (x shape) slices() (sources, dests []*reshard.Slice) {
 					continue
 				}
 				r := reshard.Run{Peer: to, Stage: stage, Offset: int64((stage*x.sources+i)*x.runs+k%x.runs) * x.size, Len: x.size}
-				s.Tasks = append(s.Tasks, reshard.Task{Stage: stage, Size: x.size, Runs: []reshard.Run{r},
-					Pieces: []reshard.Piece{{From: reshard.BF16, To: reshard.F8E4M3, Shape: []int64{x.size}}}})
+				s.Tasks = append(s.Tasks, reshard.Task{
+					Stage: stage, Size: x.size, Runs: []reshard.Run{r},
+					Pieces: []reshard.Piece{{From: reshard.BF16, To: reshard.F8E4M3, Shape: []int64{x.size}}},
+				})
 				r.Peer, r.From = i, 0
 				dests[to].Runs = append(dests[to].Runs, r)
 			}

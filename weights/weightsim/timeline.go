@@ -95,7 +95,9 @@ const (
 // marks are when one rank had to do with one stage.
 type marks struct {
 	step        [steps]span
-	wrote       time.Duration // publisher: its last write has ended
+	posted      time.Duration // publisher: its first write is submitted,
+	wrote       time.Duration // and its last one has ended
+	to          map[int]bool  // receivers of it
 	first, last time.Duration // receiver: immediates
 }
 
@@ -114,4 +116,12 @@ func (p *publisher) mark(step, stage int, d time.Duration) {
 	}
 	s.to = now + d
 	s.busy += d
+}
+
+// post notes a write.
+func (m *marks) post(now time.Duration, to int) {
+	if m.to == nil {
+		m.posted, m.to = now, map[int]bool{}
+	}
+	m.to[to] = true
 }
