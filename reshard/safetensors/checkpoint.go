@@ -43,8 +43,16 @@ type place struct{ file, tensor int }
 func Open(dir fs.FS) (*Checkpoint, error) {
 	c := &Checkpoint{byName: map[string]place{}}
 	if err := c.open(dir); err != nil {
-		c.Close()
-		return nil, fmt.Errorf("checkpoint: %w", err)
+		return nil, errors.Join(fmt.Errorf("checkpoint: %w", err), c.Close())
+	}
+	return c, nil
+}
+
+// OpenFile reads the header of one file of a directory.
+func OpenFile(dir fs.FS, name string) (*Checkpoint, error) {
+	c := &Checkpoint{byName: map[string]place{}}
+	if err := c.add(dir, name); err != nil {
+		return nil, errors.Join(fmt.Errorf("checkpoint: %s: %w", name, err), c.Close())
 	}
 	return c, nil
 }
