@@ -36,7 +36,8 @@ type cli struct {
 		Cancel  cancelCmd  `cmd:"" help:"Cancel a request wherever it runs."`
 		Plan    planCmd    `cmd:"" help:"Print which writes move a prompt between two layouts of a KV cache, or why none do."`
 	} `cmd:"" name:"kv" help:"Transfer of KV caches between prefillers and decoders."`
-	Bench struct {
+	Weights weightsCmds `cmd:"" help:"Pushes of trained weights into the memory of inference engines."`
+	Bench   struct {
 		Imm     benchImmCmd     `cmd:"" help:"Writes of 8 bytes with an immediate: latency and rate."`
 		Write   benchWriteCmd   `cmd:"" help:"Single writes with an immediate each."`
 		Pages   benchPagesCmd   `cmd:"" help:"Paged writes, one immediate per page."`
@@ -135,6 +136,9 @@ func report(w io.Writer, err error) int {
 	var usage *usageError
 	if errors.As(err, &usage) {
 		return exitUsage
+	}
+	if code := weightsCode(err); code != 0 {
+		return code
 	}
 	return exitFailure
 }

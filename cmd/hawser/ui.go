@@ -127,11 +127,12 @@ const statusGap = 5 * time.Second
 // status is the progress of long work: one line that is overwritten on a terminal, a line every statusGap elsewhere, if there is
 // progress.
 type status struct {
-	f     *os.File
-	tty   bool
-	shown bool      // a line stands on the terminal
-	last  string    // line elsewhere
-	next  time.Time // of the next one
+	f      *os.File
+	tty    bool
+	hushed bool      // nobody wants to see it
+	shown  bool      // a line stands on the terminal
+	last   string    // line elsewhere
+	next   time.Time // of the next one
 }
 
 func newStatus(f *os.File) *status {
@@ -140,6 +141,9 @@ func newStatus(f *os.File) *status {
 }
 
 func (s *status) show(format string, args ...any) {
+	if s.hushed {
+		return
+	}
 	line := fmt.Sprintf(format, args...)
 	if s.tty {
 		// A line that wraps could not be overwritten.
