@@ -45,17 +45,6 @@ func inside(alo, ahi, blo, bhi []int64) bool {
 	return true
 }
 
-// unshared refuses blocks that several source cells have parts of.
-func (c *class) unshared(p *Plan, f *faults) {
-	shape := p.dst.Tensors[c.link.dst].Shape
-	for i := range c.pairs {
-		if _, _, whole := c.blockBox(c.pairs[i].lo, c.pairs[i].hi, shape); !whole {
-			f.layout.add("%s %s: the source cuts a block there, and sources do not exchange maxima yet", p.dst.Tensors[c.link.dst].Name,
-				boxText(c.pairs[i].lo, c.pairs[i].hi, shape))
-		}
-	}
-}
-
 // blockBox is the box in blocks of a box of values, and whether it has only whole ones.
 func (c *class) blockBox(lo, hi, shape []int64) (blo, bhi []int64, whole bool) {
 	blo, bhi, whole = append(blo, lo...), append(bhi, hi...), true

@@ -18,7 +18,8 @@ type class struct {
 	scales   []holder
 	bySrc    [][]int32 // pairs of each source cell
 	byDst    []int32   // pairs of destination cell d: [byDst[d], byDst[d+1])
-	choice   []uint16  // of pairs with several sources: which of them, by member and holder
+	shared   []straddle
+	choice   []uint16 // of pairs with several sources: which of them, by member and holder
 }
 
 // cell is a box, and who holds it.

@@ -90,18 +90,20 @@ func (p *Plan) chunks(c *class, x *pair, to *holder) []box {
 			align = int64(c.codec.Block[i])
 		}
 		step := x.hi[d] - x.lo[d]
-		dense := len(to.axes[d]) == 1 && to.axes[d][0].Stride == inner
-		if !dense && inner >= p.opts.SmallTensor {
+		if gap := len(to.axes[d]) == 1 && to.axes[d][0].Stride > inner; gap && inner >= p.opts.SmallTensor {
 			step = 1
 		}
 		if step*inner > p.opts.MaxWrite {
 			step = max(p.opts.MaxWrite/inner, 1)
 		}
-		if step = ceil(step, align) * align; step < x.hi[d]-x.lo[d] {
+		several := align > 1 && x.lo[d]/align != (x.hi[d]-1)/align // rows or columns of blocks
+		if step < x.hi[d]-x.lo[d] {
+			step = ceil(step, align) * align
 			out = cutBoxes(out, d, step)
+			several = several && step > align
 		}
-		if step*inner >= p.opts.SmallTensor && (step > align || inner <= p.opts.MaxWrite) && step > 1 {
-			return out
+		if several || step > align || step*inner <= p.opts.MaxWrite && step*inner < p.opts.SmallTensor {
+			return out // what is inside has no long ranges with gaps, or several rows of blocks, which are not cut inside
 		}
 	}
 	return out
@@ -133,9 +135,9 @@ func (m *mold) box(c *class, b box, from, to *holder, scale *holder) {
 	parts, pick := make([][]segment, len(b.lo)), make([]int, len(b.lo))
 	for d := range parts {
 		parts[d] = split(b.lo[d], b.hi[d], from.axes[d], to.axes[d])
-		if c.codec.Kind == fp8Kind {
-			parts[d] = c.flat(parts[d], d-(len(b.lo)-2))
-		}
+	}
+	if c.codec.Kind == fp8Kind {
+		c.flat(parts, from, to)
 	}
 	for {
 		q := moldPiece{lo: make([]int64, len(b.lo)), hi: make([]int64, len(b.lo))}
@@ -173,13 +175,44 @@ func (m *mold) box(c *class, b box, from, to *holder, scale *holder) {
 	}
 }
 
-// flat cuts segments to one loop each, and where digits cut a dimension, also into single indices outside blocks and single rows of
-// blocks: so that the maxima of a piece lie together in the table of the pair. last is -2 and below for dimensions outside blocks.
-func (c *class) flat(parts []segment, block int) []segment {
-	if len(parts) == 1 && len(parts[0].extent) == 1 {
-		return parts
+// flat leaves one loop in each dimension, as blocks need. Where digits cut rows or columns, it also cuts between blocks and matrices, so that
+// the maxima of a piece lie together in the table of the pair.
+func (c *class) flat(parts [][]segment, from, to *holder) {
+	n := len(parts) - 2
+	for d := range parts {
+		parts[d] = unnest(parts[d], from.axes[d], to.axes[d])
 	}
-	return parts
+	if len(parts[n+1]) > 1 {
+		parts[n] = cutSegments(parts[n], int64(c.codec.Block[0]))
+	}
+	if len(parts[n+1]) > 1 || len(parts[n]) > 1 {
+		for d := range n {
+			parts[d] = cutSegments(parts[d], 1)
+		}
+	}
+}
+
+// unnest cuts segments of several loops into those of the innermost.
+func unnest(parts []segment, a, b axis) (out []segment) {
+	for _, s := range parts {
+		k := len(s.extent) - 1
+		for x := s.lo; x < s.hi; x += s.extent[k] {
+			out = append(out, segment{lo: x, hi: x + s.extent[k], a: a.at(x), b: b.at(x), extent: s.extent[k:], sa: s.sa[k:], sb: s.sb[k:]})
+		}
+	}
+	return out
+}
+
+// cutSegments cuts segments of one loop at multiples of step.
+func cutSegments(parts []segment, step int64) (out []segment) {
+	for _, s := range parts {
+		for x := s.lo; x < s.hi; {
+			end := min((x/step+1)*step, s.hi)
+			out = append(out, segment{lo: x, hi: end, a: s.a + (x-s.lo)*s.sa[0], b: s.b + (x-s.lo)*s.sb[0], extent: []int64{end - x}, sa: s.sa, sb: s.sb})
+			x = end
+		}
+	}
+	return out
 }
 
 // pack lays loops out in the order of the destination. whole says that each span is one range in the source too.

@@ -387,10 +387,16 @@ func (w *world) exchange(sources []*Slice) map[[2]int][]float32 {
 	for rank, s := range sources {
 		for i := range s.Amax {
 			a := &s.Amax[i]
+			for _, same := range a.Own {
+				ownMaxima(tables[[2]int{rank, a.Stage}], same)
+			}
 			for _, x := range a.Peers {
 				at := x.Inbox
 				for _, b := range x.Blocks {
 					for k := range b.Len {
+						if _, twice := inbox[[2]int{x.Rank, a.Stage}][at]; twice {
+							panic(fmt.Sprintf("source %d stage %d: inbox %d of %d is written twice", rank, a.Stage, at, x.Rank))
+						}
 						inbox[[2]int{x.Rank, a.Stage}][at] = tables[[2]int{rank, a.Stage}][b.First+k]
 						at += 4
 					}
@@ -418,6 +424,28 @@ func (w *world) exchange(sources []*Slice) map[[2]int][]float32 {
 		}
 	}
 	return tables
+}
+
+// ownMaxima gives two entries of each block the larger value of both.
+func ownMaxima(table []float32, s Same) {
+	var a, b []int
+	for _, r := range s.A {
+		for k := range r.Len {
+			a = append(a, r.First+k)
+		}
+	}
+	for _, r := range s.B {
+		for k := range r.Len {
+			b = append(b, r.First+k)
+		}
+	}
+	if len(a) != len(b) {
+		panic(fmt.Sprintf("%d entries and %d for the same blocks", len(a), len(b)))
+	}
+	for i := range a {
+		m := max(table[a[i]], table[b[i]])
+		table[a[i]], table[b[i]] = m, m
+	}
 }
 
 // blockOf is the entry of the table for an element of a piece.

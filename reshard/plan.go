@@ -48,6 +48,8 @@ type Plan struct {
 	classes  []*class
 	regions  int64
 	out, in  []int64 // bytes by source rank, by destination rank
+	skip     []bool  // repaired plans: by destination rank and stage, what is there already; nil: nothing
+	inbox    inboxes
 }
 
 // Compute plans how the tensors of src become those of dst. Rules rename and reshape; without rules names are equal. It fails with a
@@ -177,7 +179,7 @@ func (p *Plan) build(c *class, f *faults) error {
 	}
 	if c.codec.Kind == fp8Kind {
 		c.place(scales, p, f)
-		c.unshared(p, f)
+		c.straddles(to.shape)
 	}
 	c.finish()
 	return nil
@@ -239,4 +241,9 @@ func (c *class) owned(p *pair) (lo, hi []int64) {
 		lo[d], hi[d] = ceil(lo[d], b), ceil(hi[d], b)
 	}
 	return lo, hi
+}
+
+// skips says that a destination has a stage already.
+func (p *Plan) skips(rank, stage int) bool {
+	return p.skip != nil && p.skip[rank*len(p.stages)+stage]
 }

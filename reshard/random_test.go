@@ -209,12 +209,7 @@ func TestReshardBlocks(t *testing.T) {
 		for i := range into {
 			into[i].DType = F8E4M3
 		}
-		from := drawMesh(t, "train")
-		q := newPacker("train", from.cells(), tensors)
-		for i := range tensors {
-			q.grid(Grid{Tensors: []int{i}, Mesh: from, Place: drawPlace(t, from, len(tensors[i].Shape), []string{"replicate"}, "place")})
-		}
-		src := q.layout()
+		src := drawLayout(t, "train", tensors)
 		mesh := drawMesh(t, "infer")
 		p := newPacker("infer", mesh.cells(), into)
 		whole := true

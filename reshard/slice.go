@@ -70,8 +70,12 @@ type Piece struct {
 type Amax struct {
 	Stage int
 	Table int        // entries of the table; also for stages without partners, so every stage with fp8block has one
+	Own   []Same     // blocks of which this source has several pieces: before it sends, their entries take the larger value
 	Peers []Exchange // sorted by rank
 }
+
+// Same is two lists of entries of one table for the same blocks, of equal length in sum.
+type Same struct{ A, B []BlockRange }
 
 // Exchange is what one source sends to another for the blocks that both hold.
 type Exchange struct {

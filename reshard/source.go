@@ -75,7 +75,7 @@ func (p *Plan) sent(rank int) []part {
 						x := &c.pairs[pi]
 						to := c.dst[x.dst].holders
 						for k := range to {
-							if c.chosen(x, member, k) == r {
+							if !p.skips(to[k].rank, c.members[member].stage) && c.chosen(x, member, k) == r {
 								out = m.parts(out, int32(ci), member, pi, h, &to[k], to[k].rank)
 							}
 						}
@@ -100,6 +100,9 @@ func (p *Plan) received(rank int) []part {
 					continue
 				}
 				for member := range c.members {
+					if p.skips(rank, c.members[member].stage) {
+						continue
+					}
 					for pi := c.byDst[d]; pi < c.byDst[d+1]; pi++ {
 						x := &c.pairs[pi]
 						from := &c.src[x.src].holders[c.chosen(x, member, k)]
@@ -210,6 +213,7 @@ func (b *sourceBuilder) tables(parts []part) {
 			b.s.Amax = append(b.s.Amax, Amax{Stage: stage, Table: n})
 		}
 	}
+	b.exchanges()
 	b.tasks(b.group(b.p.allUnits(parts)))
 }
 

@@ -81,6 +81,22 @@ func (e *exchange) trade(ctx context.Context, a *reshard.Amax, maxima []float32)
 	return nil
 }
 
+// join gives both entries of each block that a source has several pieces of the larger value.
+func join(maxima []float32, s *reshard.Same) {
+	b, at := 0, 0 // the entry of B that belongs to the next of A
+	for _, x := range s.A {
+		for k := x.First; k < x.First+x.Len; k++ {
+			for at == s.B[b].Len {
+				b, at = b+1, 0
+			}
+			other := &maxima[s.B[b].First+at]
+			maxima[k] = larger(maxima[k], *other)
+			*other = maxima[k]
+			at++
+		}
+	}
+}
+
 // larger keeps what is not a number: it must not vanish in the exchange.
 func larger(a, b float32) float32 {
 	if b > a || b != b {

@@ -3,6 +3,7 @@ package weights
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/hawser-project/hawser"
@@ -51,6 +52,11 @@ func (p *pipeline) findShared() {
 		holders[s] = make([]uint8, a.Table)
 		for _, x := range a.Peers {
 			for _, b := range x.Blocks {
+				mark(holders[s][b.First:b.First+b.Len], 2)
+			}
+		}
+		for _, same := range a.Own {
+			for _, b := range slices.Concat(same.A, same.B) {
 				mark(holders[s][b.First:b.First+b.Len], 2)
 			}
 		}
@@ -163,6 +169,9 @@ func (p *pipeline) agree(ctx context.Context, stage int) error {
 				return err
 			}
 		}
+	}
+	for i := range a.Own {
+		join(p.maxima[stage], &a.Own[i])
 	}
 	if len(a.Peers) == 0 {
 		return nil
