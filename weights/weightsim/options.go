@@ -117,3 +117,25 @@ func (o *Options) note(at time.Duration, format string, args ...any) {
 func took(n int64, rate float64) time.Duration {
 	return time.Duration(float64(n) / rate * float64(time.Second))
 }
+
+// Assumptions says in words what the simulation takes for granted.
+func (o Options) Assumptions() []string {
+	o = o.withDefaults()
+	rate := func(bytesPerSecond float64) string { return fmt.Sprintf("%.4g GB/s", bytesPerSecond/1e9) }
+	nic := &o.NICs[0]
+	out := []string{
+		fmt.Sprintf("network: %d x %.4g Gbit/s of payload for each rank, latency %v, %v for each write and %v of the sender's processor; "+
+			"switches never block; writes move in pieces of %d KiB", len(o.NICs), float64(nic.LinkBits)/1e9, nic.Latency, nic.OpCost, nic.PostCost+nic.DoorbellCost, o.Fragment>>10),
+		fmt.Sprintf("staging: GPUs read %s, and %v for each task; at most %.4g GB at once", rate(o.StageRate), o.TaskCost, float64(o.Watermark)/1e9),
+		fmt.Sprintf("control: %v one way, %v of the controller for each message, %v for its log", o.Control, o.Handling, o.Decide),
+	}
+	if o.CopyRate > 0 {
+		out = append(out, fmt.Sprintf("copies from host memory: %s, and %v for each", rate(o.CopyRate), o.CopyCost))
+	} else {
+		out = append(out, "the trainers' weights are in GPU memory")
+	}
+	if len(o.Faults) > 0 {
+		out = append(out, fmt.Sprintf("faults: a silent adapter is noticed after %v, a dead process after %v; a new plan takes %v", o.RetryTimeout, o.Detect, o.Replan))
+	}
+	return out
+}
