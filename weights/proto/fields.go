@@ -32,7 +32,6 @@ func (m *Stale) fields(c *coder)    { c.term("highest", &m.Highest) }
 func (m *Want) fields(c *coder)     { c.hash("hash", &m.Hash) }
 func (*PlannedBy) fields(*coder)    {}
 func (*Stopped) fields(*coder)      {}
-func (m *GrantOf) fields(c *coder)  { m.Grant.fields(c) }
 func (m *Drop) fields(c *coder)     { c.nums("members", &m.Members, MaxMembers, MaxMembers) }
 func (m *Prepared) fields(c *coder) { c.hash("root", &m.Root) }
 func (m *Flip) fields(c *coder)     { m.Decision.fields(c) }
@@ -67,6 +66,7 @@ func (m *Join) fields(c *coder) {
 	c.num("group", &m.Group, maxRank)
 	c.enum("state", (*uint8)(&m.State), 1, uint8(stateEnd))
 	c.u64("version", (*uint64)(&m.Version))
+	c.u64("pending", (*uint64)(&m.Pending))
 	c.hash("root", &m.Root)
 	c.u64("held", (*uint64)(&m.Held))
 	c.key("epoch", &m.Epoch)
@@ -90,6 +90,7 @@ func (m *Begin) fields(c *coder) {
 	c.hash("plan", &m.Plan)
 	c.hash("slice", &m.Slice)
 	c.members("members", &m.Members)
+	list(c, "kept", &m.Kept, MaxStages/64, 8, func(v *uint64) { c.u64("kept", v) })
 	c.nums("writers", &m.Writers, MaxMembers, max(1, len(m.Members)))
 	c.nums("targets", &m.Targets, MaxMembers, max(1, len(m.Members)))
 }
@@ -131,11 +132,13 @@ func (m *Failed) fields(c *coder) {
 }
 
 func (m *Halt) fields(c *coder) {
+	c.num("round", &m.Round, maxRank)
 	c.bool("fence", &m.Fence)
 	c.nums("lost", &m.Lost, MaxMembers, MaxMembers)
 }
 
 func (m *Halted) fields(c *coder) {
+	c.num("round", &m.Round, maxRank)
 	list(c, "verified", &m.Verified, MaxStages/64, 8, func(v *uint64) { c.u64("verified", v) })
 	c.ids("stuck", &m.Stuck)
 }
@@ -143,6 +146,7 @@ func (m *Halted) fields(c *coder) {
 func (m *Decided) fields(c *coder) {
 	m.Decision.fields(c)
 	c.key("since", &m.Since)
+	c.bool("clean", &m.Clean)
 	c.ids("quiet", &m.Quiet)
 	c.enum("code", (*uint8)(&m.Code), 0, uint8(codeEnd))
 	c.text("text", &m.Text, maxText)
@@ -150,6 +154,7 @@ func (m *Decided) fields(c *coder) {
 
 func (m *OutOf) fields(c *coder) {
 	c.key("of", &m.Of)
+	c.key("since", &m.Since)
 	c.enum("code", (*uint8)(&m.Code), 0, uint8(codeEnd))
 	c.text("text", &m.Text, maxText)
 }
@@ -175,5 +180,14 @@ func (m *Ask) fields(c *coder) {
 func (m *Told) fields(c *coder) {
 	c.key("of", &m.Of)
 	c.bool("known", &m.Known)
+	c.bool("pending", &m.Pending)
 	m.Decision.fields(c)
+}
+
+func (m *GrantOf) fields(c *coder) {
+	m.Grant.fields(c)
+	list(c, "holds", &m.Holds, MaxMembers, 12, func(i *Import) {
+		c.num("member", &i.Member, MaxMembers)
+		c.u64("serial", &i.Serial)
+	})
 }

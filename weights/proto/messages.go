@@ -96,8 +96,9 @@ type Join struct {
 	Group  int    // how many there are of its kind: publishers, or ranks of its instance
 
 	State   State
-	Version Version // committed: what it serves; offered: what it would write; in an epoch: the epoch's
-	Root    Hash    // content root of Version, of a receiver that serves or has prepared it
+	Version Version // receivers: what it serves
+	Pending Version // in an epoch: the epoch's; publishers: what Push was called for
+	Root    Hash    // content root of Version
 	Held    Version // receivers: an older version that it could take back (ModeBack); 0: none
 	Epoch   Key     // the one that it is in, or was in last
 	Log     ID      // of the controller's log that has the decision of Epoch
@@ -131,19 +132,29 @@ type PlannedBy struct{}
 type Begin struct {
 	Mode    Mode
 	Log     ID
-	Since   Key // the epoch that this one continues, after repairs; the zero Key: none. Verified stages of it are kept
+	Since   Key // the epoch that this one continues, after repairs; the zero Key: none
 	Plan    Hash
 	Slice   Hash
 	Members []Member
-	Writers []int // who will write into this member: indices of Members
-	Targets []int // whom this member writes into
+	Kept    []uint64 // receivers: bit s: the plan counts on that stage s is here
+	Writers []int    // who will write into this member: indices of Members
+	Targets []int    // whom this member writes into
 }
 
 // Stopped: the instance is stopped, as a whole.
 type Stopped struct{}
 
 // GrantOf lets the writers of a member write, once they are told to start.
-type GrantOf struct{ Grant Grant }
+type GrantOf struct {
+	Grant Grant
+	Holds []Import // sources: what it has imported, so that Start can leave the descriptors out
+}
+
+// Import is a grant whose descriptors are known already.
+type Import struct {
+	Member int // index in the members of the epoch
+	Serial uint64
+}
 
 // PeerGrant is a grant and whose it is.
 type PeerGrant struct {
@@ -193,12 +204,14 @@ type Failed struct {
 
 // Halt ends all writing of an epoch before it was decided.
 type Halt struct {
+	Round int   // the answer has it, too: a later round lists more who are lost
 	Fence bool  // second pass: everybody who writes is quiet, except Lost; take their right away and say so
 	Lost  []int // members that are not known to be quiet
 }
 
 // Halted answers Halt: to the first pass publishers answer Quiet instead.
 type Halted struct {
+	Round    int
 	Verified []uint64 // bit s: stage s is here and verified
 	Stuck    []ID     // could not be fenced
 }
@@ -207,16 +220,18 @@ type Halted struct {
 type Decided struct {
 	Decision Decision
 	Since    Key  // abort: of this epoch and of those it continues
-	Quiet    []ID // abort: publishers that are known to be quiet; all others are fenced
+	Clean    bool // abort: nobody was told to start: what was there is there
+	Quiet    []ID // abort: who wrote and is known to be quiet; all others are fenced
 	Code     Code // abort: why
 	Text     string
 }
 
 // OutOf: the instance failed. Nobody answers for the others.
 type OutOf struct {
-	Of   Key
-	Code Code
-	Text string
+	Of    Key
+	Since Key // and of those that it continues
+	Code  Code
+	Text  string
 }
 
 // Done says what a member made of a decision.
@@ -247,5 +262,6 @@ type Ask struct {
 type Told struct {
 	Of       Key
 	Known    bool
+	Pending  bool // not known: a controller that runs the epoch has not decided yet
 	Decision Decision
 }

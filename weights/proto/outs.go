@@ -39,6 +39,9 @@ type MemberOut interface {
 	// descriptors, or the same as before if serial is that of the last Grant. A publisher grants its inbox for maxima. Receivers: nothing
 	// has been written yet, and all may be from now on. Answered by Granted(key, imms, descriptors, err).
 	Grant(e *Epoch, serial uint64, kept []uint64)
+	// Imported is the serial of the descriptors of this engine's memory that are imported, and good as long as the session with it lasts;
+	// 0: none.
+	Imported(id ID) uint64
 	// Put gives the immediates of the epoch back: it is over, no write of it can arrive any more, whatever verifies it stops. Once per
 	// Grant, and not before that is answered.
 	Put(e Key)
@@ -102,6 +105,7 @@ type PlanRequest struct {
 	Version Version
 	Mode    Mode
 	Members []Member
+	Sources []int // indices of those who write; none: ModeBack, which needs no plan
 	// A repair: the plan of an epoch is done again without those who were lost. Members are those who are left.
 	Of       Hash       // the plan; zero: no repair
 	Lost     []Member   // publishers, of Of
