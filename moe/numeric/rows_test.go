@@ -34,7 +34,7 @@ func everything(t Type) (row []byte) {
 }
 
 // scales are ordinary, powers of two, least and largest, and such that quotients are subnormal or overflow.
-var scales = []float32{1, 0.37, 1.0 / 448, 3.1e-5, 0x1p-20, 0x1p10, 1e-10 / 448, 0x1p-126, 0x1p127, 1e30, 7777.77, math.MaxFloat32, float32(math.Inf(1))}
+var scales = []float32{1, 0.37, 3.1e-5, 0x1p-20, 1e-10 / 448, 0x1p-126, 0x1p127, 7777.77, float32(math.Inf(1))}
 
 // eachRow calls do with rows of the whole, of every short length, and off alignment.
 func eachRow(t Type, do func(row []byte)) {
@@ -43,7 +43,7 @@ func eachRow(t Type, do func(row []byte)) {
 	for n := range 100 {
 		do(all[n*97*t.Size()%4096:][:n*t.Size()])
 	}
-	do(append(make([]byte, 1, len(all)+1), all...)[1:])
+	do(append(make([]byte, 1, 4097*t.Size()), all[:4096*t.Size()]...)[1:])
 }
 
 func TestConvert(t *testing.T) {
