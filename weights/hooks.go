@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hawser-project/hawser"
+	"github.com/hawser-project/hawser/weights/proto"
 )
 
 // Hooks are what an inference engine does when its weights change. Any may be nil. Each runs on a goroutine of its own with a context that ends
@@ -72,4 +73,4 @@ func callHook(ctx context.Context, name string, d time.Duration, hook func(conte
 }
 
 // Version names what weights are: the same version is the same bytes.
-type Version uint64
+type Version = proto.Version

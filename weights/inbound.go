@@ -21,14 +21,14 @@ type inbound struct {
 	peers    map[int]*hawser.Peer // publishers, by rank
 }
 
-// newInbound takes the immediates. put gives them back.
-func newInbound(eng *hawser.Engine, slice *reshard.Slice, memory []*hawser.Region) (*inbound, error) {
+// newInbound takes the immediates of the stages that are not kept. put gives them back.
+func newInbound(eng *hawser.Engine, slice *reshard.Slice, memory []*hawser.Region, kept func(stage int) bool) (*inbound, error) {
 	in := &inbound{
 		eng: eng, slice: slice, memory: memory, counters: make([]*hawser.Counter, len(slice.Stages)),
 		runs: runsByPeer(slice), peers: map[int]*hawser.Peer{},
 	}
 	for s, runs := range in.runs {
-		if len(runs) == 0 {
+		if len(runs) == 0 || kept(s) {
 			continue
 		}
 		c, err := eng.Imms().Take()
@@ -111,6 +111,19 @@ func (in *inbound) digest(stage, rank int, sum func(offset int64, data []byte) u
 		d += sum(r.Offset, in.memory[r.Buffer].Bytes()[r.Offset:r.Offset+r.Len])
 	}
 	return d
+}
+
+// owing are the ranks that write here.
+func (in *inbound) owing() map[int]bool {
+	ranks := map[int]bool{}
+	for s, runs := range in.runs {
+		for rank := range runs {
+			if in.counters[s] != nil {
+				ranks[rank] = true
+			}
+		}
+	}
+	return ranks
 }
 
 // put gives the immediates back. Every writer must be quiet or fenced.

@@ -37,13 +37,6 @@ func hulls(runs []reshard.Run, use func(*reshard.Run) bool) (h []hull) {
 	return h
 }
 
-// zeroPads zeroes what belongs to no tensor.
-func zeroPads(s *reshard.Slice, memory []*hawser.Region) {
-	for _, p := range s.Pads {
-		clear(memory[p.Buffer].Bytes()[p.Offset : p.Offset+p.Len])
-	}
-}
-
 // fill writes a pattern of two bytes to everything that publishers write: the low byte at even offsets.
 func fill(s *reshard.Slice, memory []*hawser.Region, pattern uint16) {
 	for i := range s.Runs {

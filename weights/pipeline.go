@@ -28,7 +28,8 @@ type pipeline struct {
 	shared []bool          // by task: some of its blocks lie in other tasks or sources, too
 }
 
-func newPipeline(slice *reshard.Slice) *pipeline {
+// newPipeline checks the order of the tasks.
+func newPipeline(slice *reshard.Slice) (*pipeline, error) {
 	p := &pipeline{
 		slice: slice, maxima: make([][]float32, len(slice.Stages)), amax: make([]*reshard.Amax, len(slice.Stages)),
 		shared: make([]bool, len(slice.Tasks)),
@@ -39,7 +40,12 @@ func newPipeline(slice *reshard.Slice) *pipeline {
 		p.maxima[a.Stage] = make([]float32, a.Table)
 	}
 	p.findShared()
-	return p
+	for i := 1; i < len(slice.Tasks); i++ {
+		if slice.Tasks[i].Stage < slice.Tasks[i-1].Stage {
+			return nil, fmt.Errorf("plan: %w: task %d is of an earlier stage than the one before", hawser.ErrInvalid, i)
+		}
+	}
+	return p, nil
 }
 
 // findShared tells tasks that are the only ones with their blocks, whose maxima can be computed just before they are staged.
@@ -211,11 +217,9 @@ func (p *pipeline) fill(ctx context.Context, task int) (*job, error) {
 		if j.off, err = p.arena.take(ctx, t.Size); err != nil {
 			return nil, err
 		}
-		maxima := p.maxima[t.Stage]
-		if maxima != nil && !p.shared[task] {
-			if err := p.stager.Amax(ctx, p.task(t), maxima); err != nil {
-				return nil, err
-			}
+		var maxima []float32 // nil: the stager finds them on the way
+		if p.shared[task] {
+			maxima = p.maxima[t.Stage]
 		}
 		if err := p.stager.Stage(ctx, p.task(t), maxima, p.staging.Slice(uint64(j.off), uint64(t.Size))); err != nil {
 			return nil, err

@@ -118,7 +118,7 @@ func newFlow(t testing.TB, open network, x *stripes, watermark int64, window, pe
 	for d, slice := range x.dst {
 		f.recs = append(f.recs, open(t, fmt.Sprint("r", d)))
 		f.dst = append(f.dst, alloc(t, f.recs[d], slice.Buffers...))
-		in, err := newInbound(f.recs[d], slice, f.dst[d])
+		in, err := newInbound(f.recs[d], slice, f.dst[d], func(int) bool { return false })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -148,11 +148,14 @@ func (f *flow) newPipe(s int, watermark int64, window, perDest int) *pipeline {
 			f.t.Fatal(err)
 		}
 	}
-	p := newPipeline(slice)
+	p, err := newPipeline(slice)
+	if err != nil {
+		f.t.Fatal(err)
+	}
 	p.buffers, p.stager, p.sum = f.src[s], copier{}, crcSum
 	p.staging, p.arena = alloc(f.t, eng, watermark)[0], newArena(watermark)
 	p.writer = newWriter(slice, eng.NewQueue(window*perDest), targets, schedule.Limits{Window: window, PerDest: perDest})
-	p.writer.buffers, p.writer.staging, p.writer.free = p.buffers, p.staging, p.arena.give
+	p.writer.buffers, p.writer.staging, p.writer.arena = p.buffers, p.staging, p.arena
 	p.writer.placed = func(t *target, stage int, x sent) {
 		f.mu.Lock()
 		defer f.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/reshard"
@@ -56,7 +57,7 @@ type writer struct {
 	slice   *reshard.Slice
 	buffers []*hawser.Region // the trainer's
 	staging *hawser.Region
-	free    func(off int64)
+	arena   *arena // of staging; nil: nothing is staged
 	queue   *hawser.Queue
 	targets []*target
 	byRank  map[int]int                // index in targets
@@ -72,6 +73,8 @@ type writer struct {
 	stopped error                  // nothing more is submitted
 	loud    map[*hawser.Peer]error // peers that are not known to be quiet
 	stats   writeStats
+
+	first, last time.Time // when writes were placed
 }
 
 // writeStats is what a push has written.
@@ -133,6 +136,9 @@ func (w *writer) run(ctx context.Context, jobs <-chan *job) error {
 		case batch := <-ends:
 			for i := range batch.n {
 				w.ended(&batch.done[i])
+			}
+			if w.last = time.Now(); w.first.IsZero() {
+				w.first = w.last
 			}
 			batch.again <- batch
 		case rank := <-w.drops:
@@ -204,6 +210,13 @@ func (w *writer) add(j *job) {
 			continue
 		}
 		w.windows.Add(d, r.Stage, pending{j, r})
+	}
+}
+
+// without gives a receiver up before the first write.
+func (w *writer) without(rank int, err error) {
+	if d, ok := w.byRank[rank]; ok && w.targets[d].lost == nil {
+		w.targets[d].lost = err
 	}
 }
 
@@ -300,7 +313,7 @@ func (w *writer) lose(d int, err error) {
 // release frees the staging of a job whose bytes nobody reads any more.
 func (w *writer) release(j *job) {
 	if j.task.Size > 0 {
-		w.free(j.off)
+		w.arena.give(j.off)
 	}
 }
 

@@ -1,0 +1,60 @@
+package weights
+
+import (
+	"cmp"
+	"encoding/hex"
+	"slices"
+	"strings"
+
+	"github.com/hawser-project/hawser/weights/proto"
+)
+
+// Cluster is what a controller knows of its members: a snapshot.
+type Cluster struct {
+	Term    uint64
+	Epoch   uint64  // that is under way; 0: none
+	Version Version // of the last commit
+	Members []MemberStatus
+}
+
+// MemberStatus is what a member has said of itself last.
+type MemberStatus struct {
+	ID       proto.ID
+	Name     string
+	Role     string // "publisher", "receiver"
+	Rank     int
+	Instance int
+	Leader   bool
+	Shadow   bool
+	State    string
+	Version  Version // receivers: served, 0: none
+	Pending  Version // of the epoch that it is in, or that it offers
+	Held     Version // receivers: that it could take back
+	Root     string  // content root of Version, in hexadecimal; empty: not known
+	Epoch    uint64
+	InDoubt  bool
+	Stuck    int // peers that may still write into it
+}
+
+// Status is a snapshot of what members have told.
+func (c *Controller) Status() Cluster {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	st := c.m.Status()
+	s := Cluster{Term: st.Term.Number, Epoch: st.Running.Number, Version: st.Version}
+	for _, j := range st.Members {
+		m := MemberStatus{
+			ID: j.Member.ID, Name: j.Name, Role: j.Member.Role.String(), Rank: j.Member.Rank, Instance: j.Member.Instance, Leader: j.Member.Leader,
+			Shadow: j.Member.Shadow, State: j.State.String(), Version: j.Version, Pending: j.Pending, Held: j.Held, Epoch: j.Epoch.Number,
+			InDoubt: j.State == proto.StateInDoubt, Stuck: len(j.Stuck),
+		}
+		if j.Root != (proto.Hash{}) {
+			m.Root = hex.EncodeToString(j.Root[:])
+		}
+		s.Members = append(s.Members, m)
+	}
+	slices.SortFunc(s.Members, func(a, b MemberStatus) int {
+		return cmp.Or(strings.Compare(a.Role, b.Role), a.Rank-b.Rank)
+	})
+	return s
+}
