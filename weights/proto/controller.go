@@ -48,8 +48,14 @@ func (l *Limits) fill() {
 		at *time.Duration
 		d  time.Duration
 	}{
-		{&l.Offer, 2 * time.Minute}, {&l.Plan, time.Minute}, {&l.Pause, 30 * time.Second}, {&l.Push, 2 * time.Minute},
-		{&l.PostLoad, time.Minute}, {&l.Commit, 20 * time.Second}, {&l.Quiet, 10 * time.Second}, {&l.Copy, 10 * time.Second},
+		{&l.Offer, 2 * time.Minute},
+		{&l.Plan, time.Minute},
+		{&l.Pause, 30 * time.Second},
+		{&l.Push, 2 * time.Minute},
+		{&l.PostLoad, time.Minute},
+		{&l.Commit, 20 * time.Second},
+		{&l.Quiet, 10 * time.Second},
+		{&l.Copy, 10 * time.Second},
 		{&l.Ask, 2 * time.Second},
 	} {
 		if *x.at == 0 {

@@ -14,7 +14,8 @@
 //
 // The caller (the shell) owns connections, memory, plans and the disk. It gives the machine
 //   - Message, with each message that came, and from whom;
-//   - PeerDown, when the session with an engine has ended, and Controller (members only), when it has a session with a controller;
+//   - PeerDown, when the session with an engine has ended: no message of that session comes after it; and Controller (members only),
+//     when it has a session with a controller;
 //   - Blob, when a plan's slice or a layout that was wanted has come and its hash is right;
 //   - Tick, at the time of Next;
 //   - the answer to each wish: Adopted after Adopt, Granted after Grant, Fenced or Unfenced after Fence, and so on.

@@ -34,6 +34,7 @@ func (c *Controller) lose(i int, code Code, text string) {
 	case !e.begun:
 		e.blame, e.code, e.text = i, code, text
 		c.over(nil)
+	case e.phase == epDeciding: // what is being logged stays
 	case e.phase == epSwitching && !e.members[i].Leader: // its leader finds out, and decides what becomes of the instance
 	case p.source:
 		c.fail(i, code, text, true)
@@ -59,7 +60,7 @@ func (c *Controller) outInstance(i int, code Code, text string) {
 			id := e.members[k].ID
 			c.forget(func(l *letter) bool { return l.to == id && l.about == e.key.Number })
 			if !p.lost && e.begun {
-				c.sayTo(k, &OutOf{Of: e.key, Since: e.since, Code: code, Text: text})
+				c.sayTo(k, &OutOf{Of: e.key, Since: e.since, Commit: e.phase == epSwitching, Code: code, Text: text})
 			}
 		}
 	}
@@ -253,6 +254,11 @@ func (c *Controller) logged() {
 		c.version = e.version
 		c.enter(epSwitching, c.cfg.Limits.Commit)
 		c.sayDecision()
+		for i := range e.members {
+			if e.at[i].lost && e.members[i].Leader && !e.at[i].source {
+				c.outInstance(i, CodeLost, "its leader is gone")
+			}
+		}
 	default:
 		c.enter(epAborting, c.cfg.Limits.Quiet)
 		c.sayDecision()

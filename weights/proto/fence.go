@@ -101,6 +101,9 @@ func (m *member) Next() (Time, bool) {
 // Tick does what is due. See Next.
 func (m *member) Tick(now Time) {
 	m.enter(now)
+	m.forget(func(l *letter) bool {
+		return l.since+sayUntil <= m.now && (m.part == nil || l.about != m.part.Key.Number) && l.kind != KindJoin
+	})
 	m.repeat()
 	for i := range m.fences {
 		if f := &m.fences[i]; f.at != 0 && f.at <= m.now {

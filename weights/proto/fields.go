@@ -155,6 +155,7 @@ func (m *Decided) fields(c *coder) {
 func (m *OutOf) fields(c *coder) {
 	c.key("of", &m.Of)
 	c.key("since", &m.Since)
+	c.bool("commit", &m.Commit)
 	c.enum("code", (*uint8)(&m.Code), 0, uint8(codeEnd))
 	c.text("text", &m.Text, maxText)
 }

@@ -32,6 +32,10 @@ func (c *Controller) join(from ID, h Head, j *Join) {
 			c.say(from, Head{Term: c.term}, &Joined{})
 		}
 		c.resolve(p)
+		c.strand()
+		if k := j.Epoch; !j.State.inEpoch() && c.running(k) {
+			c.done(from, &Done{Of: k, Code: CodeFlip, OK: !c.epoch.commit || j.State == StateCommitted && j.Version == c.epoch.version})
+		}
 	}
 	if !c.out.Has(j.Member.Layout) {
 		c.tell(from, Head{Term: c.term}, &Want{j.Member.Layout})
@@ -61,7 +65,7 @@ func (c *Controller) resolve(p *peer) {
 	if c.running(k) {
 		e := c.epoch
 		if i := e.index(p.id); i >= 0 && e.at[i].out && p.join.Member.Role == RoleReceiver {
-			c.say(p.id, c.head(), &OutOf{Of: e.key, Since: e.since, Code: CodeLost, Text: "its session had ended"})
+			c.say(p.id, c.head(), &OutOf{Of: e.key, Since: e.since, Commit: e.phase == epSwitching, Code: CodeLost, Text: "its session had ended"})
 		}
 		return
 	}
@@ -78,7 +82,7 @@ func (c *Controller) resolve(p *peer) {
 	}
 }
 
-// strand takes ranks that wait for a leader who is gone out of a switch that nobody will drive.
+// strand takes ranks out of a switch that nobody drives any more: their leader is gone, or has given it up.
 func (c *Controller) strand() {
 	for _, p := range c.peers {
 		j := p.join
@@ -86,9 +90,12 @@ func (c *Controller) strand() {
 			continue
 		}
 		if !slices.ContainsFunc(c.peers, func(q *peer) bool {
-			return q.join.Member.Role == RoleReceiver && q.join.Member.Instance == j.Member.Instance && q.join.Member.Leader
+			m := &q.join.Member
+			return m.Role == RoleReceiver && m.Instance == j.Member.Instance && m.Leader && q.join.State.inEpoch()
 		}) {
-			c.say(p.id, Head{Term: c.term}, &OutOf{Of: j.Epoch, Since: j.Epoch, Code: CodeLost, Text: "the leader is gone"})
+			id := p.id
+			c.forget(func(l *letter) bool { return l.to == id && l.kind == KindOut && l.about == 0 })
+			c.say(id, Head{Term: c.term}, &OutOf{Of: j.Epoch, Since: j.Epoch, Commit: true, Code: CodeLost, Text: "the leader is gone, or has given the switch up"})
 		}
 	}
 }

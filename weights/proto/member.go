@@ -149,6 +149,8 @@ func (m *member) Controller(now Time, id ID) {
 func (m *member) PeerDown(now Time, id ID) {
 	m.enter(now)
 	m.links = slices.DeleteFunc(m.links, func(c ID) bool { return c == id })
+	// What is about a part that is over the report after the next Controller says as well.
+	m.forget(func(l *letter) bool { return l.to == id && (m.part == nil || l.about != m.part.Key.Number) })
 	m.role.gone(id)
 }
 
@@ -266,6 +268,7 @@ func (m *member) see(k Key) {
 
 // raise obeys a higher term.
 func (m *member) raise(t Term) {
+	m.forget(func(l *letter) bool { return l.to == m.term.ID && (m.part == nil || l.about != m.part.Key.Number) })
 	m.term, m.joined = t, false
 	m.out.Note(Note{Kind: NoteTerm, Peer: t.ID})
 	if p := m.part; p != nil && p.Key.Term != t && !p.voted && p.phase != phEnding {

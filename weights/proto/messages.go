@@ -230,8 +230,10 @@ type Decided struct {
 type OutOf struct {
 	Of    Key
 	Since Key // and of those that it continues
-	Code  Code
-	Text  string
+	// Commit: the epoch is committed, also for this instance, which could not switch.
+	Commit bool
+	Code   Code
+	Text   string
 }
 
 // Done says what a member made of a decision.

@@ -35,7 +35,7 @@ func bodies() []Body {
 		&Halt{1, true, []int{1}},
 		&Halted{1, []uint64{1, 2}, []ID{id(3)}},
 		&Decided{d, key(1), true, []ID{id(2)}, CodeLost, "text"},
-		&OutOf{key(1), key(2), CodeFlip, "text"},
+		&OutOf{key(1), key(2), true, CodeFlip, "text"},
 		&Done{key(1), true, CodeFlip, "text", []ID{id(2)}},
 		&Flip{d},
 		&Flipped{true, "text"},
@@ -98,4 +98,17 @@ func FuzzMessages(f *testing.F) {
 			t.Fatalf("%v: %+v became %+v, %v", b.Kind(), b, b2, err)
 		}
 	})
+}
+
+func TestRecordsAreReadBack(t *testing.T) {
+	r := Record{Seq: 1, Term: Term{2, ID{3}}, Decision: Decision{Of: Key{Term{4, ID{5}}, 6}, Version: 7, Commit: true, Instances: []int{8}}, By: Key{Term{9, ID{10}}, 11}}
+	data := r.Encode()
+	if got, err := DecodeRecord(data); err != nil || !reflect.DeepEqual(got, r) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	for n := range data {
+		if _, err := DecodeRecord(data[:n]); !errors.Is(err, ErrProtocol) {
+			t.Fatalf("%d of %d bytes: %v", n, len(data), err)
+		}
+	}
 }

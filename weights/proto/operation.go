@@ -14,8 +14,6 @@ type operation struct {
 	version  Version
 	skip     bool // leave instances with a suspended rank out
 	deadline Time // until an epoch of it begins; 0: one runs
-	from     int  // copy: the instance that is copied from
-	to       int  // copy
 	tried    []int
 	why      string // what it waits for
 	done     Outcome

@@ -408,7 +408,7 @@ func (r *Receiver) decided(d *Decided) {
 	case p.source() || !d.Decision.Commits(r.cfg.Member.Instance):
 		r.end(d.Clean && !d.Decision.Commit, d.Quiet, d.Code, d.Text)
 	case p.phase != phVoted:
-		r.leaves(CodeFlip, "commit of what is not prepared here")
+		r.end(false, nil, CodeFlip, "commit of what is not prepared here")
 	default:
 		p.commit = true
 		r.enterPhase(phSwitch)

@@ -10,6 +10,7 @@ const (
 	sayAgain     = 200 * time.Millisecond // the first time
 	sayAgainMost = 2 * time.Second        // each pause is twice the last one
 	fenceAgain   = time.Second
+	sayUntil     = time.Minute // members, about what is over: somebody who is gone does not answer
 	askAgain     = time.Second
 	stagePause   = 20 * time.Millisecond // stages are told at most once in it
 )
@@ -30,6 +31,7 @@ type letter struct {
 	kind  Kind
 	about uint64 // epoch; 0: none
 	data  []byte
+	since Time
 	at    Time // when it is sent again
 	pause Time
 }
@@ -47,7 +49,7 @@ func (s *speaker) tell(to ID, h Head, b Body) { s.out.Send(to, Encode(h, b)) }
 func (s *speaker) say(to ID, h Head, b Body) {
 	s.seq++
 	h.Seq = s.seq
-	l := letter{to: to, seq: s.seq, kind: b.Kind(), about: h.Epoch, data: Encode(h, b), at: s.now + sayAgain, pause: sayAgain}
+	l := letter{to: to, seq: s.seq, kind: b.Kind(), about: h.Epoch, data: Encode(h, b), since: s.now, at: s.now + sayAgain, pause: sayAgain}
 	if len(s.said.all) == 0 || l.at < s.said.next {
 		s.said.next = l.at
 	}

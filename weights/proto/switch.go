@@ -180,7 +180,7 @@ func (r *Receiver) out(x *OutOf) {
 		if broken(mutOut) {
 			r.learn(Decision{Of: p.Key, Version: p.Version})
 		}
-		r.leaves(x.Code, x.Text)
+		r.leaves(x)
 	case p == nil && r.by == x.Of && r.active == StateCommitted: // it flipped, but the instance was not resumed
 		if !r.cfg.Member.Leader {
 			r.active, r.version = StateFailed, 0
@@ -190,15 +190,15 @@ func (r *Receiver) out(x *OutOf) {
 }
 
 // leaves ends the part of a rank whose instance is out.
-func (r *Receiver) leaves(c Code, text string) {
-	switch r.part.phase {
-	case phSwitch:
+func (r *Receiver) leaves(x *OutOf) {
+	switch p := r.part; {
+	case p.phase == phEnding:
+	case p.phase == phSwitch || x.Commit && p.phase == phVoted:
 		if !r.cfg.Member.Leader { // which decides for itself
-			r.switchFails(c, text)
+			r.switchFails(x.Code, x.Text)
 		}
-	case phEnding:
 	default:
-		r.end(false, nil, c, text)
+		r.end(false, nil, x.Code, x.Text)
 	}
 }
 

@@ -235,23 +235,3 @@ func (d *Decision) Commits(instance int) bool {
 	}
 	return false
 }
-
-func (d *Decision) same(o *Decision) bool {
-	if d.Of != o.Of || d.Commit != o.Commit || len(d.Instances) != len(o.Instances) {
-		return false
-	}
-	for i := range d.Instances {
-		if d.Instances[i] != o.Instances[i] {
-			return false
-		}
-	}
-	return true
-}
-
-// Record is an entry of a controller's log.
-type Record struct {
-	Seq      uint64 // 1, 2, ...
-	Term     Term   // of the controller that wrote it
-	Decision Decision
-	By       Key // not zero: the epoch Decision.Of ended undecided, and By, an attempt of the same version, continues it
-}

@@ -536,6 +536,7 @@ func (w *world) do(n *node, fail bool) {
 		n.member().Controller(w.now, a.id)
 		w.push(n)
 	case "down":
+		w.net = slices.DeleteFunc(w.net, func(p packet) bool { return p.from == a.id && p.to == n.id })
 		if n.c != nil {
 			n.c.PeerDown(w.now, a.id)
 		} else {
@@ -825,7 +826,8 @@ func (w *world) lookMember(n *node) {
 	}
 	if last.key != (Key{}) && last.voted && (m.part == nil || m.part.Key != last.key) && last.phase != phSwitch && !slices.Contains(n.flipped, last.key) && n.r != nil {
 		inst := n.r.cfg.Member.Instance
-		if w.committed(last.key, inst) && !m.part.continues(last.key) {
+		// An instance that could not switch is out, though the decision was commit.
+		if out := n.r.doneOf.Of == last.key && n.r.doneOf.Code != 0; w.committed(last.key, inst) && !m.part.continues(last.key) && !out {
 			w.fault("node %d has voted in %v, which is committed, and ended without", n.i, last.key)
 		}
 		w.truth(last.key).abandoned = append(w.truth(last.key).abandoned, inst)
