@@ -22,16 +22,16 @@ func (p *Plan) choose() {
 	for ci, c := range p.classes {
 		for i := range c.pairs {
 			x := &c.pairs[i]
-			from, to := c.src[x.src].holders, c.dst[x.dst].holders
-			n := int64(len(c.members))
-			for k := range to {
-				p.in[to[k].rank] += n * x.bytes
+			from := c.src[x.src].holders
+			count := int64(p.moving(c, x))
+			p.arrive(c, x)
+			switch {
+			case count == 0:
+			case x.first < 0:
+				p.out[from[0].rank] += count * x.bytes
+			default:
+				flows = append(flows, flow{class: ci, pair: i, size: x.bytes, count: count, quota: make([]int64, len(from))})
 			}
-			if x.first < 0 {
-				p.out[from[0].rank] += n * int64(len(to)) * x.bytes
-				continue
-			}
-			flows = append(flows, flow{class: ci, pair: i, size: x.bytes, count: n * int64(len(to)), quota: make([]int64, len(from))})
 		}
 	}
 	slices.SortStableFunc(flows, func(a, b flow) int { return cmp.Compare(b.size, a.size) })
@@ -46,6 +46,24 @@ func (p *Plan) choose() {
 	}
 	for i := range flows {
 		p.deal(&flows[i])
+	}
+}
+
+// arrive counts what the holders of a pair's destination receive.
+func (p *Plan) arrive(c *class, x *pair) {
+	to := c.dst[x.dst].holders
+	if p.skip == nil {
+		for k := range to {
+			p.in[to[k].rank] += int64(len(c.members)) * x.bytes
+		}
+		return
+	}
+	for _, l := range c.members {
+		for k := range to {
+			if !p.skips(to[k].rank, l.stage) {
+				p.in[to[k].rank] += x.bytes
+			}
+		}
 	}
 }
 
@@ -113,10 +131,13 @@ func (p *Plan) pour(f *flow, turn int) {
 func (p *Plan) deal(f *flow) {
 	c := p.classes[f.class]
 	x := &c.pairs[f.pair]
-	n := len(c.src[x.src].holders)
-	choice := c.choice[x.first:][:f.count]
+	n, to := len(c.src[x.src].holders), c.dst[x.dst].holders
+	choice := c.choice[x.first:][:len(c.members)*len(to)]
 	r := 0
 	for i := range choice {
+		if p.skip != nil && p.skips(to[i%len(to)].rank, c.members[i/len(to)].stage) {
+			continue
+		}
 		for f.quota[r] == 0 {
 			r = next(r, n)
 		}

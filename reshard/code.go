@@ -1,7 +1,6 @@
 package reshard
 
 import (
-	"crypto/sha256"
 	"encoding/binary"
 	"slices"
 )
@@ -88,5 +87,3 @@ func (p *Plan) inputs() []byte {
 
 // ID is the SHA-256 of both layouts, the rules and the options: equal inputs give equal ids everywhere.
 func (p *Plan) ID() ID { return p.id }
-
-func (p *Plan) hash() ID { return sha256.Sum256(p.inputs()) }

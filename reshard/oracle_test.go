@@ -164,9 +164,10 @@ func each(lo, hi []int64, f func(x []int64)) {
 // world is memory of both sides, and the values of all tensors.
 type world struct {
 	src, dst *Layout
-	values   [][]float32 // by source tensor, whole
-	from, to [][][]byte  // by rank, buffer
-	written  [][][]byte  // how often each byte of a destination was
+	values   [][]float32               // by source tensor, whole
+	from, to [][][]byte                // by rank, buffer
+	written  [][][]byte                // how often each byte of a destination was
+	keep     func(dst, stage int) bool // execute: only what is kept; nil: all
 }
 
 func newBuffers(l *Layout, fill byte) [][][]byte {
@@ -347,6 +348,9 @@ func (w *world) execute(p *Plan) error {
 				}
 			}
 			for _, r := range t.Runs {
+				if w.keep != nil && !w.keep(r.Peer, r.Stage) {
+					continue
+				}
 				copy(w.to[r.Peer][r.Buffer][r.Offset:r.Offset+r.Len], bytes[r.From:r.From+r.Len])
 				for i := range r.Len {
 					w.written[r.Peer][r.Buffer][r.Offset+i]++
@@ -358,6 +362,9 @@ func (w *world) execute(p *Plan) error {
 	for rank := range w.dst.Buffers {
 		d := p.Dest(rank)
 		for _, r := range d.Runs {
+			if w.keep != nil && !w.keep(rank, r.Stage) {
+				continue
+			}
 			if sent[rank][r] != 1 {
 				return fmt.Errorf("destination %d expects %+v, sent %d times", rank, r, sent[rank][r])
 			}

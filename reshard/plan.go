@@ -49,6 +49,7 @@ type Plan struct {
 	regions  int64
 	out, in  []int64 // bytes by source rank, by destination rank
 	skip     []bool  // repaired plans: by destination rank and stage, what is there already; nil: nothing
+	gone     []bool  // repaired plans: source ranks that are lost
 	inbox    inboxes
 }
 
@@ -130,13 +131,11 @@ func (p *Plan) classify(ctx context.Context, links []link) error {
 		if err := p.build(c, faults); err != nil {
 			return err
 		}
-		for i := range c.pairs {
-			p.regions += int64(len(c.members)) * int64(len(c.dst[c.pairs[i].dst].holders))
-		}
 	}
 	if err := faults.err(); err != nil {
 		return err
 	}
+	p.count()
 	if p.regions > p.opts.MaxRegions {
 		return planFault(ErrLimit, "%d regions, Options.MaxRegions is %d: raise it, or describe the tensors with fewer cuts", p.regions, p.opts.MaxRegions)
 	}
@@ -225,12 +224,49 @@ func (c *class) finish() {
 			lo, hi := c.owned(p)
 			p.bytes += boxVolume(lo, hi) * c.codec.Scale.Size()
 		}
+	}
+	c.makeChoices()
+}
+
+// makeChoices makes room for the choices of pairs with several sources.
+func (c *class) makeChoices() {
+	n := 0
+	for i := range c.pairs {
+		p := &c.pairs[i]
 		p.first = -1
 		if len(c.src[p.src].holders) > 1 {
-			p.first = len(c.choice)
-			c.choice = append(c.choice, make([]uint16, len(c.members)*len(c.dst[p.dst].holders))...)
+			p.first = n
+			n += len(c.members) * len(c.dst[p.dst].holders)
 		}
 	}
+	c.choice = make([]uint16, n)
+}
+
+// count counts regions.
+func (p *Plan) count() {
+	p.regions = 0
+	for _, c := range p.classes {
+		for i := range c.pairs {
+			p.regions += int64(p.moving(c, &c.pairs[i]))
+		}
+	}
+}
+
+// moving is how many regions a pair has: one for each member and holder that has it not yet.
+func (p *Plan) moving(c *class, x *pair) int {
+	to := c.dst[x.dst].holders
+	if p.skip == nil {
+		return len(c.members) * len(to)
+	}
+	n := 0
+	for _, l := range c.members {
+		for k := range to {
+			if !p.skips(to[k].rank, l.stage) {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // owned is the box of blocks whose scales the source of a pair sends: those whose first element it has.
