@@ -6,7 +6,9 @@ import (
 )
 
 // Peers are what a benchmark measures beside the floor.
-type Peers struct{}
+type Peers struct {
+	Python string // that has torch
+}
 
 // turns are those of the peers that can take part; who cannot has a reason.
 func (p *Peers) turns(_ context.Context, w *world, c Config) ([]*turn, error) {

@@ -52,6 +52,7 @@ type cli struct {
 		Serve   benchServeCmd   `cmd:"" help:"Be the receiving process for clients on other hosts, until interrupted."`
 		Receive benchPeerCmd    `cmd:"" hidden:""`
 		Prefill benchPrefillCmd `cmd:"" hidden:""`
+		Rank    benchRankCmd    `cmd:"" hidden:""`
 		Drive   driveCmd        `cmd:"" hidden:""`
 		Crowd   crowdCmd        `cmd:"" hidden:""`
 	} `cmd:"" help:"Speed between processes on one host or two, against a yardstick in the same run."`

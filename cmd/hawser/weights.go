@@ -15,6 +15,7 @@ type weightsCmds struct {
 		Gen weightsLayoutCmd `cmd:"" help:"Write the layout of a model on a mesh of ranks."`
 	} `cmd:"" help:"Layouts: which tensor lies where on which rank."`
 	Simulate weightsSimulateCmd `cmd:"" help:"Play a push between hundreds of ranks on a simulated network."`
+	Bench    weightsBenchCmd    `cmd:"" help:"Measure pushes between processes of this machine, beside a copy, files and Gloo."`
 }
 
 // weightsSchema is in every JSON result of hawser weights.
