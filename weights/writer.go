@@ -91,18 +91,13 @@ func newWriter(slice *reshard.Slice, queue *hawser.Queue, targets []*target, l s
 		w.byRank[t.rank] = i
 		t.stages = make([]sent, len(slice.Stages))
 	}
-	first := -1
 	for i := range slice.Tasks {
 		for _, r := range slice.Tasks[i].Runs {
-			d := w.byRank[r.Peer]
-			s := &targets[d].stages[r.Stage]
+			s := &targets[w.byRank[r.Peer]].stages[r.Stage]
 			s.left, s.runs, s.bytes = s.left+1, s.runs+1, s.bytes+r.Len
-			if first < 0 {
-				first = d // others begin elsewhere
-			}
 		}
 	}
-	w.windows = schedule.NewWindows[pending](len(targets), max(first, 0), l)
+	w.windows = schedule.NewWindows[pending](len(targets), l)
 	for i, t := range targets {
 		if t.peer != nil && !t.peer.Ordered() {
 			w.windows.Single(i, len(slice.Stages))

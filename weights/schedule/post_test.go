@@ -49,7 +49,7 @@ func BenchmarkPosting(b *testing.B) {
 	}
 	limits := schedule.Limits{}.WithDefaults()
 	q, ends := sender.NewQueue(limits.Window*limits.PerDest), make([]hawser.Done, 64)
-	w := schedule.NewWindows[uint64](dests, 0, limits)
+	w := schedule.NewWindows[uint64](dests, limits)
 	var each []time.Duration
 	for b.Loop() {
 		for i := range uint64(kimiWrites) {

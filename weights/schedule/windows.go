@@ -20,14 +20,15 @@ func (l Limits) WithDefaults() Limits {
 }
 
 // Windows are the queues of a publisher, one for each destination, of runs whose bytes are ready. T is what the caller needs to know of a
-// run. Runs to one destination leave in the order in which they were added.
+// run. Of the runs that may be written the oldest leaves first.
 type Windows[T any] struct {
 	limits  Limits
 	dests   []dest[T]
-	waiting int // runs in the queues
-	flying  int // writes in flight
-	active  int // destinations that have some
-	turn    int // the destination that is looked at first
+	added   uint64 // runs so far: their ages
+	waiting int    // runs in the queues
+	flying  int    // writes in flight
+	active  int    // destinations that have some
+	yields  int    // the destination that gets nothing until nothing is in flight to it; -1: none. See makeRoom
 }
 
 type dest[T any] struct {
@@ -40,15 +41,15 @@ type dest[T any] struct {
 type queued[T any] struct {
 	run   T
 	stage int
+	age   uint64
 }
 
-// NewWindows makes empty queues to destinations 0 .. dests-1, of which first has the first turn. Publishers begin with different ones, so
-// that not all of them write to the same destination at once.
-func NewWindows[T any](dests, first int, l Limits) *Windows[T] {
-	if dests < 0 || l.Window < 1 || l.PerDest < 1 || first < 0 || first > 0 && first >= dests {
-		panic(fmt.Sprintf("schedule: %d destinations from %d, limits %+v", dests, first, l))
+// NewWindows makes empty queues to destinations 0 .. dests-1.
+func NewWindows[T any](dests int, l Limits) *Windows[T] {
+	if dests < 0 || l.Window < 1 || l.PerDest < 1 {
+		panic(fmt.Sprintf("schedule: %d destinations, limits %+v", dests, l))
 	}
-	return &Windows[T]{limits: l, dests: make([]dest[T], dests), turn: first}
+	return &Windows[T]{limits: l, dests: make([]dest[T], dests), yields: -1}
 }
 
 // Single restricts a destination to one write of each stage at a time: its network keeps no order, and then only this makes it certain
@@ -58,38 +59,71 @@ func (w *Windows[T]) Single(d, stages int) { w.dests[d].busy = make([]bool, stag
 // Add queues a run of a stage.
 func (w *Windows[T]) Add(d, stage int, run T) {
 	x := &w.dests[d]
-	x.queue = append(x.queue, queued[T]{run, stage})
+	x.queue = append(x.queue, queued[T]{run, stage, w.added})
+	w.added++
 	w.waiting++
 }
 
-// Next takes a run that may be written now, and counts it as in flight. ok is false if there is none: all queues are empty, or the
-// limits are reached until an Ended.
+// Next takes the oldest run that may be written now, and counts it as in flight. ok is false if there is none: all queues are empty, or
+// the limits are reached until an Ended.
 // hot:
 func (w *Windows[T]) Next() (d int, run T, ok bool) {
-	if w.waiting > 0 {
-		d = w.turn
-		for range w.dests {
-			if w.open(&w.dests[d]) {
-				return d, w.take(d), true
-			}
-			if d++; d == len(w.dests) {
-				d = 0
-			}
-		}
+	if w.waiting == 0 {
+		return 0, run, false
 	}
-	return 0, run, false
+	d, outside := w.oldest()
+	if outside >= 0 && w.yields < 0 && w.makeRoom(outside) == d {
+		d, _ = w.oldest()
+	}
+	if d < 0 {
+		return 0, run, false
+	}
+	return d, w.take(d), true
 }
 
-// open reports whether the first run of a destination may be written.
+// oldest is the destination with the oldest run that may be written, and that with the oldest one that may not because the window is
+// full; -1: none.
 // hot:
-func (w *Windows[T]) open(x *dest[T]) bool {
-	switch {
-	case x.head == len(x.queue) || x.flying == w.limits.PerDest || x.flying == 0 && w.active == w.limits.Window:
-		return false
-	case x.busy != nil && x.busy[x.queue[x.head].stage]:
-		return false
+func (w *Windows[T]) oldest() (open, outside int) {
+	open, outside = -1, -1
+	for i := range w.dests {
+		x := &w.dests[i]
+		switch {
+		case x.head == len(x.queue) || x.flying == w.limits.PerDest || i == w.yields:
+		case x.busy != nil && x.busy[x.queue[x.head].stage]:
+		case x.flying == 0 && w.active == w.limits.Window:
+			if outside < 0 || x.age() < w.dests[outside].age() {
+				outside = i
+			}
+		case open < 0 || x.age() < w.dests[open].age():
+			open = i
+		}
 	}
-	return true
+	return open, outside
+}
+
+// age is that of the first run.
+// hot:
+func (x *dest[T]) age() uint64 { return x.queue[x.head].age }
+
+// makeRoom has the destination that is furthest ahead yield its place in the window to one that waits with an older run. Without it, those
+// that are in the window would stay there as long as there is something for them, and the bytes for the others would wait until
+// the end. One yields at a time, so that the window stays as good as full; none does if one of them is leaving anyway.
+// hot:
+func (w *Windows[T]) makeRoom(outside int) int {
+	ahead := -1
+	for i := range w.dests {
+		x := &w.dests[i]
+		switch {
+		case x.flying == 0:
+		case x.head == len(x.queue):
+			return -1
+		case x.age() > w.dests[outside].age() && (ahead < 0 || x.age() > w.dests[ahead].age()):
+			ahead = i
+		}
+	}
+	w.yields = ahead
+	return ahead
 }
 
 // keepHead is how many places at the beginning of a queue may be empty before the rest moves there.
@@ -118,9 +152,6 @@ func (w *Windows[T]) take(d int) T {
 	if x.busy != nil {
 		x.busy[q.stage] = true
 	}
-	if w.turn = d + 1; w.turn == len(w.dests) {
-		w.turn = 0
-	}
 	return q.run
 }
 
@@ -132,6 +163,7 @@ func (w *Windows[T]) Ended(d, stage int) {
 	w.flying--
 	if x.flying == 0 {
 		w.active--
+		w.yields = -1 // there is room now
 	}
 	if x.busy != nil {
 		x.busy[stage] = false
@@ -153,7 +185,7 @@ func (w *Windows[T]) Drop() {
 	for i := range w.dests {
 		w.dests[i].queue, w.dests[i].head = nil, 0
 	}
-	w.waiting = 0
+	w.waiting, w.yields = 0, -1
 }
 
 // Waiting is how many runs have not been taken yet.

@@ -1,6 +1,8 @@
 package weightsim
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/hawser-project/hawser/internal/rail"
@@ -68,6 +70,9 @@ type write struct {
 }
 
 func newPublisher(h *host, s *reshard.Slice, epoch uint32, o *Options) *publisher {
+	if o.Same {
+		unrotate(s)
+	}
 	p := &publisher{h: h, slice: s, epoch: epoch, byRank: map[int]int{}, maxima: newMaxima(s)}
 	largest := int64(0)
 	for i := range s.Tasks {
@@ -81,27 +86,30 @@ func newPublisher(h *host, s *reshard.Slice, epoch uint32, o *Options) *publishe
 	return p
 }
 
+// unrotate has the tasks of each stage, and the runs of each task, in the order of their receivers: the same for every publisher.
+func unrotate(s *reshard.Slice) {
+	for i := range s.Tasks {
+		slices.SortStableFunc(s.Tasks[i].Runs, func(a, b reshard.Run) int { return a.Peer - b.Peer })
+	}
+	first := func(t *reshard.Task) int {
+		if len(t.Runs) == 0 {
+			return -1
+		}
+		return t.Runs[0].Peer
+	}
+	slices.SortStableFunc(s.Tasks, func(a, b reshard.Task) int {
+		return cmp.Or(a.Stage-b.Stage, first(&a)-first(&b))
+	})
+}
+
 // aim makes the windows, once the destinations are known.
 func (p *publisher) aim(o *Options) {
-	first := 0
-	if runs := p.firstRuns(); len(runs) > 0 && !o.Same {
-		first = p.byRank[runs[0].Peer]
-	}
-	p.windows = schedule.NewWindows[pending](len(p.dests), first, o.Limits)
+	p.windows = schedule.NewWindows[pending](len(p.dests), o.Limits)
 	for i, d := range p.dests {
 		if !p.h.g.Caps(0).Ordered || !d.h.g.Caps(0).Ordered {
 			p.windows.Single(i, len(p.slice.Stages))
 		}
 	}
-}
-
-func (p *publisher) firstRuns() []reshard.Run {
-	for i := range p.slice.Tasks {
-		if runs := p.slice.Tasks[i].Runs; len(runs) > 0 {
-			return runs
-		}
-	}
-	return nil
 }
 
 // begin is START: from now on it may write.
