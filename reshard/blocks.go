@@ -1,14 +1,25 @@
 package reshard
 
+import (
+	"fmt"
+	"strings"
+)
+
 // place finds, for each holder of values, where on the same rank their scales go, and checks that blocks are whole.
 func (c *class) place(scales []placement, p *Plan, f *faults) {
 	name, shape := p.dst.Tensors[c.link.dst].Name, p.dst.Tensors[c.link.dst].Shape
 	taken := make([]int64, len(scales)) // blocks of values that are with them
+	refused := false
 	for i := range c.dst {
 		d := &c.dst[i]
 		lo, hi, ok := c.blockBox(d.lo, d.hi, shape)
+		if !ok && !refused {
+			refused = c.refuse(p, f)
+		}
 		if !ok {
-			f.layout.add("%s %s: its border cuts a block of %dx%d", name, boxText(d.lo, d.hi, shape), c.codec.Block[0], c.codec.Block[1])
+			if !refused {
+				f.layout.add("%s %s: its border cuts a block of %dx%d", name, boxText(d.lo, d.hi, shape), c.codec.Block[0], c.codec.Block[1])
+			}
 			continue
 		}
 		for k := range d.holders {
@@ -54,4 +65,60 @@ func (c *class) blockBox(lo, hi, shape []int64) (blo, bhi []int64, whole bool) {
 		blo[d], bhi[d] = lo[d]/b, ceil(hi[d], b)
 	}
 	return blo, bhi, whole
+}
+
+// refuse explains cuts through blocks by the grids that make them, with the number of shards that would not; false if none does.
+func (c *class) refuse(p *Plan, f *faults) (found bool) {
+	way := &p.dst.ways[p.dst.way[c.link.dst]]
+	for i := range way.units {
+		g := way.units[i].grid
+		if g == nil || way.units[i].scales {
+			continue
+		}
+		for k, unit := range [...]string{"row", "column"} {
+			d := len(way.shape) - 2 + k
+			n, block, shards := way.shape[d], int64(c.codec.Block[k]), int64(1)
+			for m, x := range g.Place {
+				if x.Kind != "replicate" && x.Dim == d {
+					shards *= int64(g.Mesh.Shape[m])
+				}
+			}
+			size := ceil(n, shards)
+			if size%block == 0 || size == n {
+				continue
+			}
+			fits := shards
+			for fits > 1 && (shards%fits != 0 || ceil(n, fits)%block != 0) {
+				fits--
+			}
+			f.refuse(genericName(p.dst.Tensors[c.link.dst].Name), shards, size, unit, block, fits)
+			found = true
+		}
+	}
+	return found
+}
+
+// refuse says once for all layers and experts that shards cut blocks.
+func (f *faults) refuse(name string, shards, size int64, unit string, block, fits int64) {
+	text := fmt.Sprintf("%s: TP%d leaves %d-%s shards, fp8 blocks need multiples of %d; use TP<=%d", name, shards, size, unit, block, fits)
+	if !f.said[text] {
+		f.said[text] = true
+		f.layout.add("%s", text)
+	}
+}
+
+// genericName has {layer} and {expert} where a name has numbers.
+func genericName(name string) string {
+	parts := strings.Split(name, ".")
+	for i, word := range parts {
+		if _, number := decimal(word); number && i > 0 {
+			switch parts[i-1] {
+			case "experts":
+				parts[i] = expertMark
+			default:
+				parts[i] = layerMark
+			}
+		}
+	}
+	return strings.Join(parts, ".")
 }

@@ -9,6 +9,7 @@ import (
 // faults collects what is wrong with a pair of layouts.
 type faults struct {
 	cover, layout Fault
+	said          map[string]bool // lines that hold for many tensors
 }
 
 // err prefers faults of layouts: coverage often follows from them.

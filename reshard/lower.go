@@ -132,38 +132,58 @@ type loop struct {
 
 // box appends the pieces of a box: one, unless the digits of either side cut it.
 func (m *mold) box(c *class, b box, from, to *holder, scale *holder) {
-	parts, pick := make([][]segment, len(b.lo)), make([]int, len(b.lo))
-	for d := range parts {
-		parts[d] = split(b.lo[d], b.hi[d], from.axes[d], to.axes[d])
-	}
+	parts := splitBox(b.lo, b.hi, from.axes, to.axes)
 	if c.codec.Kind == fp8Kind {
 		c.flat(parts, from, to)
 	}
-	for {
-		q := moldPiece{lo: make([]int64, len(b.lo)), hi: make([]int64, len(b.lo))}
-		off := int64(0)
-		var loops []loop
-		for d := range parts {
-			s := &parts[d][pick[d]]
-			q.lo[d], q.hi[d] = s.lo, s.hi
-			q.from += s.a
-			off += s.b
-			for k, n := range s.extent {
-				loops = append(loops, loop{n, s.sa[k], s.sb[k]})
-			}
-		}
+	eachPart(parts, func(loops []loop, src, dst int64, lo, hi []int64) {
 		if len(loops) == 0 { // a scalar
 			loops = []loop{{1, c.from.Size(), c.to.Size()}}
 		}
-		q.values, q.direct = pack(loops, c.to.Size(), off, q.from)
+		q := moldPiece{lo: slices.Clone(lo), hi: slices.Clone(hi), from: src}
+		q.values, q.direct = pack(loops, c.to.Size(), dst, src)
 		q.direct = q.direct && c.codec.Kind == rawKind
 		for _, l := range loops {
 			q.extent, q.src = append(q.extent, l.n), append(q.src, l.src)
 		}
 		if c.codec.Kind == fp8Kind {
-			q.quantized(c, b, scale)
+			q.quantized(c, scale)
 		}
 		m.pieces = append(m.pieces, q)
+	})
+}
+
+func splitBox(lo, hi []int64, a, b []axis) [][]segment {
+	parts := make([][]segment, len(lo))
+	for d := range parts {
+		parts[d] = split(lo[d], hi[d], a[d], b[d])
+	}
+	return parts
+}
+
+// eachLoops calls f for the parts of a box on which both sides are affine.
+func eachLoops(lo, hi []int64, a, b []axis, f func(loops []loop, a, b int64, lo, hi []int64)) {
+	eachPart(splitBox(lo, hi, a, b), f)
+}
+
+// eachPart calls f for each choice of one segment in every dimension: its loops, the offsets of its first index, its box. f keeps none of
+// the slices.
+func eachPart(parts [][]segment, f func(loops []loop, a, b int64, lo, hi []int64)) {
+	pick := make([]int, len(parts))
+	lo, hi := make([]int64, len(parts)), make([]int64, len(parts))
+	var loops []loop
+	for {
+		loops = loops[:0]
+		a, b := int64(0), int64(0)
+		for d := range parts {
+			s := &parts[d][pick[d]]
+			lo[d], hi[d] = s.lo, s.hi
+			a, b = a+s.a, b+s.b
+			for k, n := range s.extent {
+				loops = append(loops, loop{n, s.sa[k], s.sb[k]})
+			}
+		}
+		f(loops, a, b, lo, hi)
 		d := len(pick) - 1
 		for ; d >= 0 && pick[d] == len(parts[d])-1; d-- {
 			pick[d] = 0
@@ -245,8 +265,8 @@ func pack(loops []loop, size, off, from int64) (y lay, whole bool) {
 	return y, whole
 }
 
-// quantized fills in blocks and scales of a piece of the box b.
-func (q *moldPiece) quantized(c *class, b box, scale *holder) {
+// quantized fills in blocks and scales of a piece.
+func (q *moldPiece) quantized(c *class, scale *holder) {
 	n := len(q.lo) - 2
 	slo, shi := slices.Clone(q.lo), slices.Clone(q.hi)
 	loops := make([]loop, 0, len(q.lo))

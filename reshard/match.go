@@ -113,9 +113,9 @@ func (m *matcher) source(i int) {
 	m.target[t.Name] = append(m.target[t.Name], link{src: i, rule: -1})
 }
 
-// find returns the links of a name in the destination: by rules, by name, then by the aliases of either side.
+// find returns the links of a name in the destination: by rules, by name, then by the source's aliases.
 func (m *matcher) find(name string) []link {
-	for range len(m.src.Aliases) + len(m.dst.Aliases) + 1 {
+	for range len(m.src.Aliases) + 1 {
 		if l := m.target[name]; l != nil {
 			return l
 		}
@@ -124,9 +124,7 @@ func (m *matcher) find(name string) []link {
 		}
 		next, ok := m.src.Aliases[name]
 		if !ok {
-			if next, ok = m.dst.Aliases[name]; !ok {
-				return nil
-			}
+			return nil
 		}
 		name = next
 	}
@@ -142,6 +140,12 @@ func (m *matcher) links() ([]link, error) {
 	for i := range m.dst.Tensors {
 		t := &m.dst.Tensors[i]
 		if m.dst.way[i] < 0 || derived[t.Name] {
+			continue
+		}
+		if to, alias := m.dst.Aliases[t.Name]; alias { // the same bytes by another name
+			if k, ok := m.dst.byName[to]; !ok || m.dst.way[k] != m.dst.way[i] || !slices.Equal(m.dst.offsets(k), m.dst.offsets(i)) {
+				m.fault.add("%s: it is an alias of %s in the destination, and lies elsewhere; drop the alias there, and declare it in the source", t.Name, to)
+			}
 			continue
 		}
 		found := m.find(t.Name)

@@ -66,6 +66,12 @@ func Compute(ctx context.Context, src, dst *Layout, rules []Rule, o Options) (*P
 	if err := dst.Validate(); err != nil {
 		return nil, fmt.Errorf("destination: %w", err)
 	}
+	if dst.Side != "infer" { // else Validate looked
+		f := &Fault{Kind: ErrLayout, What: "layout"}
+		if dst.disjoint(f); f.Total > 0 {
+			return nil, fmt.Errorf("destination: %w", f)
+		}
+	}
 	p := &Plan{src: newSide(src), dst: newSide(dst), rules: rules, opts: o}
 	links, err := matchAll(p.src, p.dst, rules)
 	if err != nil {
@@ -123,7 +129,7 @@ func (p *Plan) classify(ctx context.Context, links []link) error {
 		}
 		c.members = append(c.members, l)
 	}
-	faults := &faults{cover: Fault{Kind: ErrCoverage, What: "plan"}, layout: Fault{Kind: ErrLayout, What: "plan"}}
+	faults := &faults{cover: Fault{Kind: ErrCoverage, What: "plan"}, layout: Fault{Kind: ErrLayout, What: "plan"}, said: map[string]bool{}}
 	for _, c := range p.classes {
 		if err := ctx.Err(); err != nil {
 			return err

@@ -38,6 +38,9 @@ func (l *Layout) Validate() error {
 		}
 	}
 	v.names()
+	if l.Side == "infer" && v.f.Total == 0 {
+		l.disjoint(&v.f)
+	}
 	return v.f.err()
 }
 
