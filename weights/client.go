@@ -182,6 +182,7 @@ func (c *Controller) obey(from *hawser.Peer, data []byte) {
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		c.met(from)
 		c.deliver(c.known(from.ID()), append([]byte(answerMagic), reply...))
 	})
 }

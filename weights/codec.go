@@ -2,7 +2,6 @@ package weights
 
 import (
 	"bytes"
-	"encoding/gob"
 
 	"github.com/hawser-project/hawser/reshard"
 )
@@ -16,15 +15,4 @@ func encodeLayout(l *reshard.Layout, rules []reshard.Rule) ([]byte, error) {
 
 func decodeLayout(b []byte) (*reshard.Layout, []reshard.Rule, error) {
 	return reshard.ParseLayout(bytes.NewReader(b))
-}
-
-func encodeSlice(s *reshard.Slice) []byte {
-	var b bytes.Buffer
-	_ = gob.NewEncoder(&b).Encode(s)
-	return b.Bytes()
-}
-
-func decodeSlice(b []byte) (*reshard.Slice, error) {
-	s := &reshard.Slice{}
-	return s, gob.NewDecoder(bytes.NewReader(b)).Decode(s)
 }

@@ -89,6 +89,37 @@ func kill(s *station) {
 	_ = s.eng.Close(ctx)
 }
 
+// TestTrainerDeathRepair: a trainer dies in the middle of a push, another one has all that it had: the same version arrives, in an epoch of its
+// own, and what was verified is not sent again.
+func TestTrainerDeathRepair(t *testing.T) {
+	for name, m := range map[string]toy{"raw": {replicas: 2}, "straddled": {replicas: 2, ranks: 1, fp8: true, rows: 192, cols: 256}} {
+		t.Run(name, func(t *testing.T) {
+			onNetworks(t, func(t *testing.T, open network) {
+				w := newWorld(t, open, m, change{})
+				w.mustPush(1)
+				s := w.pushSlowly(2)
+				s.release(0, 1)
+				s.verified(2)
+				kill(&w.pubs[3].station)
+				s.rest(2)
+				s.wg.Wait()
+				if s.err != nil {
+					t.Fatal(s.err)
+				}
+				if s.report.Repairs == 0 {
+					t.Error("no repair")
+				}
+				for i, err := range s.errs[:3] {
+					if err != nil {
+						t.Errorf("publisher %d: %v", i, err)
+					}
+				}
+				w.check(2)
+			})
+		})
+	}
+}
+
 // TestTrainerDeathAbort: a trainer dies whose part nobody else has: the epoch aborts and says what is missing. In place the instance is out, a shadow goes on
 // serving what it served.
 func TestTrainerDeathAbort(t *testing.T) {

@@ -113,6 +113,22 @@ func (in *inbound) digest(stage, rank int, sum func(offset int64, data []byte) u
 	return d
 }
 
+// expected is how many runs a publisher writes in a stage.
+func (in *inbound) expected(stage, rank int) int {
+	if stage < 0 || stage >= len(in.runs) {
+		return 0
+	}
+	return len(in.runs[stage][rank])
+}
+
+// stage is the name of a stage, which may come from elsewhere.
+func (in *inbound) stage(s int) string {
+	if s < 0 || s >= len(in.slice.Stages) {
+		return fmt.Sprint("stage ", s)
+	}
+	return in.slice.Stages[s]
+}
+
 // owing are the ranks that write here.
 func (in *inbound) owing() map[int]bool {
 	ranks := map[int]bool{}

@@ -121,7 +121,7 @@ func (m *member) Adopt(e proto.Key, mode proto.Mode, v proto.Version, plan, hash
 		s := &reshard.Slice{}
 		var err error
 		if hash != (proto.Hash{}) {
-			if s, err = decodeSlice(blob); err == nil {
+			if s, err = reshard.ParseSlice(blob); err == nil {
 				err = m.fits(mode, s)
 			}
 		}

@@ -21,7 +21,7 @@ type outbound struct {
 	slice   *reshard.Slice
 	version proto.Version
 	buffers []*hawser.Region
-	ready   <-chan int
+	ready   *readiness
 	inbox   *inbox // for maxima; nil: there are none
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
@@ -149,7 +149,15 @@ func (o *outbound) push() error {
 	}
 	if o.inbox != nil {
 		x := exchange{eng: o.m.eng, inbox: o.inbox.region, outbox: o.inbox.outbox, counter: o.inbox.counter, partners: partners}
-		p.trade = x.trade
+		p.trade = func(ctx context.Context, a *reshard.Amax, maxima []float32) error {
+			err := x.trade(ctx, a, maxima)
+			if errors.Is(err, hawser.ErrPeerDown) {
+				o.m.log.Info("a partner is gone", "epoch", o.e.Key, "err", err)
+				<-ctx.Done() // the controller knows, too, and ends or repairs the epoch
+				return context.Cause(ctx)
+			}
+			return err
+		}
 	}
 	w := newWriter(o.slice, o.m.eng.NewQueue(o.m.limits.Window*o.m.limits.PerDest), targets, o.m.limits)
 	w.buffers, w.staging, w.placed, w.failed = p.buffers, p.staging, o.placed, o.failed

@@ -19,7 +19,7 @@ type pipeline struct {
 	staging *hawser.Region // nil when no task is staged
 	arena   *arena
 	sum     func(offset int64, data []byte) uint64 // nil: no digests
-	ready   <-chan int                             // stages whose source bytes are final; nil: all are
+	ready   *readiness                             // nil: all source bytes are final
 	trade   func(ctx context.Context, a *reshard.Amax, maxima []float32) error
 	writer  *writer
 
@@ -137,22 +137,33 @@ func (p *pipeline) run(ctx context.Context) error {
 	return err
 }
 
+// readiness knows which stages have their final bytes. It outlives pipelines, which use it one after the other: what was ready stays so.
+type readiness struct {
+	more  <-chan int
+	final map[int]bool
+}
+
+// wait waits for a stage.
+func (r *readiness) wait(ctx context.Context, stage int) error {
+	for r != nil && !r.final[stage] {
+		select {
+		case i, ok := <-r.more:
+			if !ok {
+				return fmt.Errorf("%w: the channel of ready stages was closed before", hawser.ErrInvalid)
+			}
+			r.final[i] = true
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
 // prepare begins one stage after the other, when its source bytes are final and its blocks have their maxima.
 func (p *pipeline) prepare(ctx context.Context, begun chan<- int) error {
-	final := make([]bool, len(p.slice.Stages))
 	for s, name := range p.slice.Stages {
-		for p.ready != nil && !final[s] {
-			select {
-			case i, ok := <-p.ready:
-				if !ok {
-					return fmt.Errorf("%s: %w: the channel of ready stages was closed before", name, hawser.ErrInvalid)
-				}
-				if i >= 0 && i < len(final) {
-					final[i] = true
-				}
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
+		if err := p.ready.wait(ctx, s); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
 		}
 		if err := p.agree(ctx, s); err != nil {
 			return fmt.Errorf("%s: maxima: %w", name, err)

@@ -46,7 +46,7 @@ func (p *planner) plan(ctx context.Context, r *proto.PlanRequest, layouts map[pr
 		if s == nil {
 			continue
 		}
-		b := encodeSlice(s)
+		b := s.Append(nil)
 		h := proto.Hash(sha256.Sum256(b))
 		blobs[h], out.Slices[i] = b, h
 		out.Writes[i] = writes(s, r.Members)
@@ -107,13 +107,7 @@ func (p *planner) repair(r *proto.PlanRequest) (*reshard.Plan, error) {
 			verified[r.Members[i].Rank] = r.Verified[i]
 		}
 	}
-	m, ok := any(of).(interface {
-		Repair([]int, func(dst, stage int) bool) (*reshard.Plan, error)
-	})
-	if !ok {
-		return nil, fmt.Errorf("repair: %w", hawser.ErrUnsupported)
-	}
-	plan, err := m.Repair(lost, func(dst, stage int) bool {
+	plan, err := of.Repair(lost, func(dst, stage int) bool {
 		b := verified[dst]
 		return stage/64 < len(b) && b[stage/64]>>(stage%64)&1 != 0
 	})

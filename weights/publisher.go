@@ -51,7 +51,7 @@ type Publisher struct {
 // push is a call of Push.
 type push struct {
 	version Version
-	ready   <-chan int
+	ready   *readiness
 	over    chan struct{}
 	began   time.Time
 	epoch   proto.Key
@@ -129,7 +129,10 @@ func (p *Publisher) fitting(_ proto.Mode, s *reshard.Slice) error {
 //
 // When ctx ends first, Push waits until nothing of it is under way, and returns ErrInDoubt if an epoch was under way: the others may commit it.
 func (p *Publisher) Push(ctx context.Context, v Version, ready <-chan int) (*Report, error) {
-	x := &push{version: v, ready: ready, over: make(chan struct{}), began: time.Now()}
+	x := &push{version: v, over: make(chan struct{}), began: time.Now()}
+	if ready != nil {
+		x.ready = &readiness{more: ready, final: map[int]bool{}}
+	}
 	p.mu.Lock()
 	err := p.m.Push(p.now(), v)
 	if err == nil {

@@ -25,8 +25,11 @@ type reception struct {
 	copy    int
 	ctx     context.Context
 	cancel  context.CancelFunc
-	started bool          // guarded by r.mu: over will be closed
-	over    chan struct{} // closed when verify has ended
+	started bool // guarded by r.mu: over will be closed
+	// counting ends when a publisher says that it has written what cannot be right: waiting for the rest would be in vain.
+	counting context.Context
+	spoil    context.CancelCauseFunc
+	over     chan struct{} // closed when verify has ended
 
 	done atomic.Int64 // stages that are verified
 
@@ -46,6 +49,7 @@ func (r *Receiver) newReception(e *proto.Epoch, slice *reshard.Slice, kept []uin
 		more: make(chan struct{}, 1),
 	}
 	x.ctx, x.cancel = context.WithCancel(r.ctx)
+	x.counting, x.spoil = context.WithCancelCause(x.ctx)
 	return x, nil
 }
 
@@ -67,6 +71,9 @@ func (x *reception) sums(from int, sums []proto.StageSum) {
 			x.told[s.Stage] = map[int]proto.StageSum{}
 		}
 		x.told[s.Stage][rank] = s
+		if want := x.in.expected(s.Stage, rank); int(s.Runs) != want {
+			x.spoil(fmt.Errorf("%s from publisher %d: %w: it has written %d runs, its part are %d", x.in.stage(s.Stage), rank, ErrDigest, s.Runs, want))
+		}
 	}
 	signal(x.more)
 }
@@ -129,19 +136,22 @@ func (x *reception) meet(ctx context.Context) error {
 // stage takes one stage: counts, digests, PostLoad.
 func (x *reception) stage(ctx context.Context, s int) error {
 	name := x.in.slice.Stages[s]
-	if err := x.in.wait(ctx, s); err != nil {
+	if err := x.in.wait(x.counting, s); err != nil {
+		if cause := context.Cause(x.counting); cause != nil && ctx.Err() == nil {
+			return cause
+		}
 		if errors.Is(err, hawser.ErrPeerDown) {
 			x.r.log.Info("stage is not complete", "epoch", x.e.Key, "err", err)
 			<-ctx.Done() // the controller knows, too, and ends or repairs the epoch
 		}
 		return err
 	}
-	for rank, runs := range x.in.runs[s] {
+	for rank := range x.in.runs[s] {
 		sum, err := x.sum(ctx, s, rank)
 		if err != nil {
 			return fmt.Errorf("%s: publisher %d has not said what it wrote: %w", name, rank, err)
 		}
-		if err := x.compare(s, rank, len(runs), sum); err != nil {
+		if err := x.compare(s, rank, sum); err != nil {
 			return err
 		}
 	}
@@ -176,12 +186,8 @@ func (x *reception) sum(ctx context.Context, s, rank int) (proto.StageSum, error
 	}
 }
 
-// compare compares what a publisher says with what is here.
-func (x *reception) compare(s, rank, runs int, sum proto.StageSum) error {
-	name := x.in.slice.Stages[s]
-	if int(sum.Runs) != runs {
-		return fmt.Errorf("%s from publisher %d: %w: it has written %d runs, its part are %d", name, rank, ErrDigest, sum.Runs, runs)
-	}
+// compare compares the digest of what a publisher has sent with that of what is here.
+func (x *reception) compare(s, rank int, sum proto.StageSum) error {
 	if x.r.verify == stage.Off {
 		return nil
 	}
@@ -192,7 +198,7 @@ func (x *reception) compare(s, rank, runs int, sum proto.StageSum) error {
 		return err
 	}
 	if got != sum.Digest {
-		return fmt.Errorf("%s from publisher %d: %w: %016x sent, %016x here", name, rank, ErrDigest, sum.Digest, got)
+		return fmt.Errorf("%s from publisher %d: %w: %016x sent, %016x here", x.in.stage(s), rank, ErrDigest, sum.Digest, got)
 	}
 	return nil
 }

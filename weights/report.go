@@ -2,6 +2,7 @@ package weights
 
 import (
 	"encoding/json"
+	"fmt"
 	"sync"
 	"time"
 
@@ -18,9 +19,16 @@ type Report struct {
 	Wall    time.Duration // controller: from BEGIN to the last answer; publisher: of Push
 	Phases  Phases        // controller: of the slowest rank, as far as ranks have told
 	Repairs int
-	Staging int64               // bytes: the most that one rank had in flight
-	Serving []int               // controller: instances that serve Version
-	Out     []proto.InstanceOut // controller: instances that were part of it and do not
+	Staging int64         // bytes: the most that one rank had in flight
+	Serving []int         // controller: instances that serve Version
+	Out     []InstanceOut // controller: instances that were part of it and do not
+}
+
+// InstanceOut says why an instance does not serve a version.
+type InstanceOut struct {
+	Instance int
+	Engine   string // of the member to blame: its id
+	Why      string
 }
 
 // Phases are parts of a push.
@@ -140,7 +148,10 @@ func (c *Controller) reported(from *hawser.Peer, data []byte) {
 
 // report makes the report of an operation that has ended just now.
 func (c *Controller) report(o *proto.Outcome) *Report {
-	r := &Report{Version: o.Version, Epoch: o.Epoch.Number, Repairs: o.Repairs, Serving: o.Serving, Out: o.Out}
+	r := &Report{Version: o.Version, Epoch: o.Epoch.Number, Repairs: o.Repairs, Serving: o.Serving}
+	for _, x := range o.Out {
+		r.Out = append(r.Out, InstanceOut{x.Instance, x.Member.String(), fmt.Sprintf("%v: %s", x.Code, x.Text)})
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if k := &c.clock; !k.began.IsZero() {

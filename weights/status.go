@@ -19,7 +19,7 @@ type Cluster struct {
 
 // MemberStatus is what a member has said of itself last.
 type MemberStatus struct {
-	ID       proto.ID
+	ID       string // of its engine
 	Name     string
 	Role     string // "publisher", "receiver"
 	Rank     int
@@ -44,7 +44,7 @@ func (c *Controller) Status() Cluster {
 	s := Cluster{Term: st.Term.Number, Epoch: st.Running.Number, Version: st.Version}
 	for _, j := range st.Members {
 		m := MemberStatus{
-			ID: j.Member.ID, Name: j.Name, Role: j.Member.Role.String(), Rank: j.Member.Rank, Instance: j.Member.Instance, Leader: j.Member.Leader,
+			ID: j.Member.ID.String(), Name: j.Name, Role: j.Member.Role.String(), Rank: j.Member.Rank, Instance: j.Member.Instance, Leader: j.Member.Leader,
 			Shadow: j.Member.Shadow, State: j.State.String(), Version: j.Version, Pending: j.Pending, Held: j.Held, Epoch: j.Epoch.Number,
 			InDoubt: j.State == proto.StateInDoubt, Stuck: len(j.Stuck),
 		}

@@ -359,10 +359,12 @@ func (c *Controller) beginBack(o *operation) bool {
 		o.why = "the end of an earlier epoch"
 		return false
 	}
+	// What an epoch of this operation has reached is true, also before the members report it.
+	serving := func(x *instance) bool { return x.serves(o.version) || slices.Contains(o.done.Serving, x.number) }
 	var members []Member
 	missing := 0
 	for _, x := range list {
-		if x.serves(o.version) || x.suspended() != nil {
+		if serving(&x) || x.suspended() != nil {
 			continue
 		}
 		missing++
@@ -376,7 +378,7 @@ func (c *Controller) beginBack(o *operation) bool {
 		return true
 	}
 	for _, x := range list {
-		if x.serves(o.version) || x.suspended() != nil || slices.Contains(o.tried, -1-x.number) {
+		if serving(&x) || x.suspended() != nil || slices.Contains(o.tried, -1-x.number) {
 			continue
 		}
 		if y := twin(&x, list, o.version); y != nil && y.version() == o.version {
@@ -388,7 +390,7 @@ func (c *Controller) beginBack(o *operation) bool {
 	done := o.done
 	done.Version, done.Serving = o.version, nil
 	for _, x := range list {
-		if x.serves(o.version) {
+		if serving(&x) {
 			done.Serving = append(done.Serving, x.number)
 		}
 	}
