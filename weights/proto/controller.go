@@ -95,6 +95,7 @@ type peer struct {
 	id   ID
 	join *Join
 	seq  uint64 // of join
+	in   Key    // the last epoch that it was told to begin; a join that does not know it is old
 }
 
 // write is a record that is being made durable.

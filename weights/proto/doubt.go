@@ -37,6 +37,7 @@ func (m *member) decision(x *Decided) {
 		m.role.decided(x)
 	} else {
 		m.role.again(&x.Decision, m.term.ID)
+		m.reportAll()
 	}
 }
 

@@ -199,7 +199,7 @@ func (c *Controller) epochStep() bool {
 			return true
 		}
 	case epGranting:
-		if e.all(func(p *progress) bool { return p.granted }) || broken(mutStart) && slices.ContainsFunc(e.at, func(p progress) bool { return p.granted }) {
+		if broken(mutStart) || e.all(func(p *progress) bool { return p.granted }) {
 			c.sayStart()
 			return true
 		}
@@ -264,6 +264,9 @@ func (c *Controller) sayBegin() {
 		since = e.since
 	}
 	for i := range e.members {
+		if p := c.peer(e.members[i].ID); p != nil {
+			p.in = e.key
+		}
 		c.sayTo(i, &Begin{
 			Mode: e.mode, Log: c.cfg.Log, Since: since, Plan: e.planned.Plan, Slice: e.planned.Slices[i], Members: e.members,
 			Kept: e.at[i].kept, Writers: writers[i], Targets: e.planned.Writes[i],
@@ -283,7 +286,7 @@ func (c *Controller) sayStart() {
 		m := &Start{}
 		for _, t := range e.planned.Writes[s] {
 			p := &e.at[t]
-			if p.out || p.lost || !p.granted {
+			if p.out || p.lost || !p.granted && !broken(mutStart) {
 				continue
 			}
 			g := p.grant

@@ -1,6 +1,7 @@
 package proto
 
 import (
+	"fmt"
 	"slices"
 	"time"
 )
@@ -152,6 +153,9 @@ func (m *member) PeerDown(now Time, id ID) {
 	// What is about a part that is over the report after the next Controller says as well.
 	m.forget(func(l *letter) bool { return l.to == id && (m.part == nil || l.about != m.part.Key.Number) })
 	m.role.gone(id)
+	if id == m.term.ID {
+		m.reportAll()
+	}
 }
 
 // report tells a controller how this member is.
@@ -171,10 +175,11 @@ func (m *member) report(to ID) {
 	m.say(to, Head{Term: m.term}, j)
 }
 
-// reportAll tells the state to the controller that is obeyed.
+// reportAll tells the state to the controller that is obeyed. Others would only learn that they are not; but when it is gone, one of them
+// must take over.
 func (m *member) reportAll() {
 	for _, c := range m.links {
-		if c == m.term.ID || m.term.ID == (ID{}) { // others would only learn that they are not obeyed
+		if c == m.term.ID || !slices.Contains(m.links, m.term.ID) {
 			m.report(c)
 		}
 	}
@@ -248,7 +253,9 @@ func (m *member) ordered(from ID, h Head, b Body) bool {
 		m.decision(x)
 	case *OutOf:
 		m.see(x.Of)
-		m.role.out(x)
+		if m.role.out(x); m.part == nil {
+			m.reportAll()
+		}
 	case *Halt:
 		m.halt(h, x)
 	default:
@@ -341,7 +348,9 @@ func (m *member) begin(h Head, x *Begin) bool {
 	case len(x.Kept) > 0 && (!continues || !within(x.Kept, old.verified)):
 		code, text = CodePlan, "the plan counts on stages that are not here"
 	case old != nil && !(broken(mutLease) && old.Mode == ModeCopy && old.source()):
-		code, text = CodeBusy, "in "+old.Key.String()
+		if code, text = CodeBusy, "in "+old.Key.String(); len(m.stuck()) > 0 {
+			code, text = CodeUnfenced, fmt.Sprintf("%v may still write", m.stuck()[0])
+		}
 	}
 	if code != 0 {
 		m.last = k

@@ -169,6 +169,11 @@ type instance struct {
 	ranks  []*peer // by shard
 }
 
+// busy reports whether a member is part of an epoch, or has not said yet what became of it.
+func (p *peer) busy() bool {
+	return (p.join.State.inEpoch() || p.join.Epoch.Compare(p.in) < 0) && !broken(mutQuiet)
+}
+
 // instances are those that are complete and not part of an epoch, ascending. waits: somebody else's epoch is about to end.
 func (c *Controller) instances() (list []instance, waits bool) {
 	for _, p := range c.peers {
@@ -189,9 +194,9 @@ func (c *Controller) instances() (list []instance, waits bool) {
 			if p.join.Member.Leader {
 				leaders++
 			}
-			if p.join.State.inEpoch() && !broken(mutQuiet) {
+			if p.busy() {
 				free = false
-				waits = waits || p.join.Log == c.cfg.Log
+				waits = waits || p.join.Log == c.cfg.Log || !p.join.State.inEpoch()
 			}
 			if len(p.join.Stuck) > 0 && !broken(mutQuiet) || !c.out.Has(p.join.Member.Layout) {
 				free = false
@@ -293,7 +298,7 @@ func (c *Controller) publishers() (list []*peer, why string) {
 		if p.join.Member.Role != RolePublisher {
 			continue
 		}
-		if p.join.State.inEpoch() && !broken(mutQuiet) {
+		if p.busy() {
 			return nil, fmt.Sprintf("%v, which is %v", &p.join.Member, p.join.State)
 		}
 		if !c.out.Has(p.join.Member.Layout) {

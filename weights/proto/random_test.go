@@ -23,6 +23,8 @@ type chaos struct {
 	restarts int
 	fails    int // hooks that fail, of a hundred
 	hasty    int // of a hundred steps, those in which the time passes though something is under way
+	slow     int // of a hundred choices of a write, those in which another one is made
+	twice    int // of a hundred writes, those that arrive twice
 	updates  int // orders that are left
 	trace    []string
 }
@@ -35,7 +37,7 @@ func newChaos(seed uint64) *chaos {
 	}
 	return &chaos{
 		world: newWorld(cfg), r: r, loss: r.IntN(3) * 4, crashes: r.IntN(3), restarts: r.IntN(3), fails: r.IntN(3) * 3, hasty: r.IntN(3) * 2,
-		updates: 2 + r.IntN(3),
+		updates: 2 + r.IntN(3), slow: r.IntN(3) * 45, twice: r.IntN(2) * 10,
 	}
 }
 
@@ -47,7 +49,7 @@ func (c *chaos) note(format string, args ...any) {
 
 // step does one thing that can be done.
 func (c *chaos) step() bool {
-	if c.chance(1) && c.chance(40) {
+	if c.chance(1) && c.chance(40) || len(c.writes) > 0 && c.chance(1) {
 		c.harm()
 	}
 	busy := slices.Collect(func(yield func(*node) bool) {
@@ -78,10 +80,30 @@ func (c *chaos) step() bool {
 		c.do(n, fail)
 	default:
 		k -= len(c.net) + len(busy)
+		if c.chance(c.slow) {
+			return true
+		}
+		if c.chance(c.twice) {
+			c.double(k)
+		}
 		c.note("land %+v", c.writes[k])
 		c.land(k)
 	}
 	return true
+}
+
+// double makes a write arrive twice, as it may when the way that it took is lost.
+func (c *chaos) double(k int) {
+	f := c.writes[k]
+	from := c.nodes[f.from]
+	for i := range from.jobs {
+		if j := &from.jobs[i]; j.key == f.key && from.alive && !f.again {
+			c.note("again %+v", f)
+			f.again = true
+			c.writes = append(c.writes, f)
+			j.left++
+		}
+	}
 }
 
 func (c *chaos) packet(p packet) string {
@@ -113,7 +135,7 @@ func (c *chaos) pass() bool {
 
 // harm crashes somebody, or starts a controller.
 func (c *chaos) harm() {
-	if c.ctl() == nil && c.restarts > 0 {
+	if c.restarts > 0 && (c.ctl() == nil || c.chance(20)) {
 		c.restarts--
 		c.startController()
 		return
@@ -130,13 +152,29 @@ func (c *chaos) harm() {
 	c.crash(n)
 }
 
+// startController starts one with the first log, if that is free, or with an empty one.
 func (c *chaos) startController() {
-	n := c.controller(0)
-	c.note("controller %d", n.i)
+	disk := 0
+	if slices.ContainsFunc(c.nodes, func(n *node) bool { return n.c != nil && n.alive && n.disk == 0 }) || c.chance(25) {
+		disk = len(c.logs)
+		c.logs = append(c.logs, &logOf{id: ID{0xd1, byte(disk)}})
+	}
+	n := c.controller(disk)
+	c.note("controller %d with log %d", n.i, disk)
 	c.connect(n)
 }
 
 func (c *chaos) run(t *testing.T, steps int) {
+	if c.play(steps); len(c.faults) > 0 {
+		for _, s := range c.trace[max(0, len(c.trace)-150):] {
+			t.Log(s)
+		}
+		t.Fatalf("%v\n%+v\n%v", c.faults, c.cfg, c.world)
+	}
+}
+
+// play takes random steps; then the world heals, and everything comes to an end.
+func (c *chaos) play(steps int) {
 	c.wants = 1
 	for _, n := range c.nodes {
 		n.pushed = 1
@@ -148,25 +186,32 @@ func (c *chaos) run(t *testing.T, steps int) {
 		}
 		c.look()
 	}
-	c.end(t)
-}
-
-// end heals the world: then everything comes to an end.
-func (c *chaos) end(t *testing.T) {
 	if c.ctl() == nil {
 		c.startController()
 	}
 	if len(c.faults) == 0 {
 		c.settle(20 * time.Minute)
+		c.operate()
 	}
 	if len(c.faults) == 0 {
 		c.unfinished()
 	}
-	if len(c.faults) > 0 {
-		for _, s := range c.trace[max(0, len(c.trace)-150):] {
-			t.Log(s)
+}
+
+// operate decides what nobody knows any more.
+func (w *world) operate() {
+	for range 4 {
+		n := w.ctl()
+		i := slices.IndexFunc(w.nodes, func(n *node) bool { return n.alive && n.c == nil && n.member().part != nil })
+		if i < 0 || len(w.faults) > 0 {
+			return
 		}
-		t.Fatalf("%v\n%+v\n%v", c.faults, c.cfg, c.world)
+		k := w.nodes[i].member().part.Key
+		commit := w.committed(k, -1)
+		if _, err := n.c.Decide(w.now, k.Number, commit, true); err != nil {
+			w.fault("decide %v: %v", k, err)
+		}
+		w.settle(10 * time.Minute)
 	}
 }
 

@@ -167,7 +167,7 @@ func (r *Receiver) refuses() (Code, string) {
 	switch {
 	case r.active == StateSuspended:
 		return CodeSuspended, "suspended"
-	case len(r.fences) > 0 && !broken(mutStuck):
+	case len(r.fences) > 0:
 		return CodeUnfenced, fmt.Sprintf("%v may still write", r.fences[0].id)
 	}
 	return 0, ""

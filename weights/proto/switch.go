@@ -235,14 +235,14 @@ func (r *Receiver) mayFinish() {
 	if p.dirtied && !p.clean {
 		r.spoil()
 	}
-	if p.stuck = r.stuck(); len(p.stuck) > 0 {
+	if p.stuck = r.stuck(); len(p.stuck) > 0 && !broken(mutStuck) {
 		if d := (Done{Of: p.Key, Code: CodeUnfenced, Text: "somebody may still write", Stuck: p.stuck}); r.doneOf.Of != d.Of {
 			r.done(d)
 			r.reportAll()
 		}
 		return
 	}
-	if len(r.fences) > 0 {
+	if len(r.fences) > 0 && !broken(mutStuck) {
 		return
 	}
 	if r.stopped && r.cfg.Member.Leader && r.active == StateCommitted && !p.resumed {

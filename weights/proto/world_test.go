@@ -15,13 +15,14 @@ type world struct {
 	nodes   []*node
 	net     []packet
 	writes  []flight
-	logs    []*disk
+	logs    []*logOf
 	epochs  []*epochTruth
 	engines []engine // by instance
 	cfg     worldConfig
 	wants   Version // publishers push it whenever they may
 	faults  []string
-	quiet   bool // tests of single messages: do not fault
+	unquiet bool // the next Wrote does not know of its writes
+	stops   int  // of engines
 }
 
 type worldConfig struct {
@@ -30,10 +31,8 @@ type worldConfig struct {
 	ranks      int // of each instance
 	shadow     bool
 	stages     int
-	unfenced   bool // Fence may fail
 	copies     bool
 	minInst    int
-	failFlip   bool // a Flip may fail
 	noReplica  bool // Repair finds nothing
 	window     Time
 }
@@ -50,10 +49,11 @@ type flight struct {
 	key      Key
 	stage    int
 	version  Version
+	again    bool // it has arrived already
 }
 
-// disk is a decision log.
-type disk struct {
+// logOf is a decision log.
+type logOf struct {
 	id      ID
 	records []Record
 }
@@ -140,7 +140,6 @@ type answer struct {
 	seq   uint64
 	id    ID
 	epoch *Epoch
-	kept  []uint64
 	plan  *Planned
 	stage int
 	v     Version
@@ -151,7 +150,7 @@ func nodeID(i int) ID { return ID{0: byte(i + 1), 15: 0xee} }
 
 func newWorld(cfg worldConfig) *world {
 	cfg.stages = max(cfg.stages, 1)
-	w := &world{cfg: cfg, logs: []*disk{{id: ID{0xd1}}}, now: time.Second}
+	w := &world{cfg: cfg, logs: []*logOf{{id: ID{0xd1}}}, now: time.Second}
 	w.controller(0)
 	for i := range cfg.publishers {
 		n := w.add()
@@ -357,7 +356,7 @@ func (n *node) Start(e *Epoch, grants []PeerGrant) {
 		}
 		for s := range n.w.cfg.stages {
 			if n.writes(e, s) && !hasBit(kept, s) {
-				n.w.writes = append(n.w.writes, flight{n.i, t.i, e.Key, s, e.Version})
+				n.w.writes = append(n.w.writes, flight{n.i, t.i, e.Key, s, e.Version, false})
 				j.left++
 			}
 		}
@@ -471,7 +470,9 @@ func (w *world) land(i int) {
 		if k < 0 {
 			w.fault("a write of %v from node %d lands on node %d, which has given its immediates back", f.key, f.from, f.to)
 		} else {
-			t.imms[k].counts[f.stage]++
+			if !f.again {
+				t.imms[k].counts[f.stage]++
+			}
 		}
 		if !w.cfg.shadow && w.engines[t.r.cfg.Member.Instance].running {
 			w.fault("a write of %v lands on node %d, whose instance runs", f.key, f.to)
@@ -567,6 +568,7 @@ func (w *world) doReceiver(n *node, a answer, err error) {
 		if err == nil {
 			at.running = false
 		}
+		w.stops++
 		n.r.Paused(w.now, err)
 	case "resume":
 		if err == nil {
@@ -685,10 +687,14 @@ func (w *world) wrote(n *node, a answer) {
 	if missed = j.failed; j.stopped {
 		missed = nil
 	}
+	var unquiet []int
+	if w.unquiet {
+		unquiet = j.epoch.Targets
+	}
 	if n.p != nil {
-		n.p.Wrote(w.now, a.key, missed, nil, nil)
+		n.p.Wrote(w.now, a.key, missed, unquiet, nil)
 	} else {
-		n.r.Wrote(w.now, a.key, missed, nil, nil)
+		n.r.Wrote(w.now, a.key, missed, unquiet, nil)
 	}
 }
 
