@@ -2,6 +2,7 @@ package weightbench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -112,12 +113,8 @@ func Run(ctx context.Context, c Config) (r *Result, err error) {
 		}})
 	}
 	if c.Peers != nil {
-		more, err := c.Peers.turns(ctx, w, c)
-		defer c.Peers.stop()
-		if err != nil {
-			return nil, err
-		}
-		turns = append(turns, more...)
+		defer func() { err = errors.Join(err, c.Peers.stop()) }()
+		turns = append(turns, c.Peers.turns(ctx, w, c)...)
 	}
 	if err := rounds(ctx, c, turns); err != nil {
 		return nil, err

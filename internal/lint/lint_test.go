@@ -83,7 +83,7 @@ func TestImportsFollowTheRules(t *testing.T) {
 }
 
 // beside are packages for the tool alone, which bring libraries of their own along.
-var beside = []string{"bench/chart", "bench/compare"}
+var beside = []string{"bench/chart", "bench/compare", "bench/weightbench"}
 
 // TestLibraryHasOneForeignModule looks at everything that the library brings along, directly or not.
 func TestLibraryHasOneForeignModule(t *testing.T) {

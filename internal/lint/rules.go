@@ -38,7 +38,7 @@ var rules = []rule{
 	{"kv", []string{"", "kv", "internal/invariants"}, nil},
 	{"weights/weightsim", []string{"internal", "provider", "reshard", "weights/proto", "weights/schedule"}, nil},
 	{"weights", []string{"", "internal/invariants", "moe/numeric", "reshard", "weights"}, []string{"github.com/cespare/xxhash/v2"}},
-	{"reshard", []string{"internal/invariants", "reshard"}, nil},
+	{"reshard", []string{"internal/invariants", "moe/numeric", "reshard"}, nil},
 	{"moe/numeric", nil, []string{sys}},
 	{"examples", []string{"", "kv", "mem", "provider"}, nil},
 	{"internal", []string{"internal", "mem", "provider", "topo"}, []string{sys}},
