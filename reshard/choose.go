@@ -127,24 +127,63 @@ func (p *Plan) pour(f *flow, turn int) {
 	}
 }
 
-// deal gives each region of a flow its source: the holder whose turn it is, or the next that has something left.
+// deal gives each region of a flow its source: the holder whose turn it is, or the next that has something left. Where ranks have places,
+// holders on the destination's node come first, then those on its rail.
 func (p *Plan) deal(f *flow) {
 	c := p.classes[f.class]
 	x := &c.pairs[f.pair]
-	n, to := len(c.src[x.src].holders), c.dst[x.dst].holders
+	from, to := c.src[x.src].holders, c.dst[x.dst].holders
+	n := len(from)
 	choice := c.choice[x.first:][:len(c.members)*len(to)]
-	r := 0
+	far := p.distances(from, to)
+	r := int(p.opts.Seed % uint64(n))
 	for i := range choice {
-		if p.skip != nil && p.skips(to[i%len(to)].rank, c.members[i/len(to)].stage) {
+		k := i % len(to)
+		if p.skip != nil && p.skips(to[k].rank, c.members[i/len(to)].stage) {
 			continue
 		}
 		for f.quota[r] == 0 {
 			r = next(r, n)
 		}
-		f.quota[r]--
-		choice[i] = uint16(r)
+		take := r
+		if far != nil {
+			for s, left := next(r, n), n-1; left > 0; s, left = next(s, n), left-1 {
+				if f.quota[s] > 0 && far[k*n+s] < far[k*n+take] {
+					take = s
+				}
+			}
+		}
+		f.quota[take]--
+		choice[i] = uint16(take)
 		r = next(r, n)
 	}
+}
+
+// distances of holders: 0 on the same node, 1 on the same rail, else 2; by destination, then source. It is nil if no destination has a choice.
+func (p *Plan) distances(from, to []holder) []uint8 {
+	s, d := &p.src.Topo, &p.dst.Topo
+	if (s.Node == nil || d.Node == nil) && (s.Rail == nil || d.Rail == nil) {
+		return nil
+	}
+	far, matters := make([]uint8, len(from)*len(to)), false
+	for k := range to {
+		for r := range from {
+			a, b := from[r].rank, to[k].rank
+			x := &far[k*len(from)+r]
+			switch {
+			case s.Node != nil && d.Node != nil && s.Node[a] == d.Node[b]:
+			case s.Rail != nil && d.Rail != nil && s.Rail[a] == d.Rail[b]:
+				*x = 1
+			default:
+				*x = 2
+			}
+			matters = matters || *x != far[k*len(from)]
+		}
+	}
+	if !matters {
+		return nil
+	}
+	return far
 }
 
 func next(r, n int) int {

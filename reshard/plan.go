@@ -141,6 +141,9 @@ func (p *Plan) classify(ctx context.Context, links []link) error {
 	if err := faults.err(); err != nil {
 		return err
 	}
+	if p.opts.Split {
+		p.split()
+	}
 	p.count()
 	if p.regions > p.opts.MaxRegions {
 		return planFault(ErrLimit, "%d regions, Options.MaxRegions is %d: raise it, or describe the tensors with fewer cuts", p.regions, p.opts.MaxRegions)
@@ -184,9 +187,8 @@ func (p *Plan) build(c *class, f *faults) error {
 	}
 	if c.codec.Kind == fp8Kind {
 		c.place(scales, p, f)
-		c.straddles(to.shape)
 	}
-	c.finish()
+	c.finish(to.shape)
 	return nil
 }
 
@@ -219,7 +221,10 @@ func (p *Plan) setCodec(c *class, to *way, f *faults) bool {
 }
 
 // finish fills what follows from the pairs.
-func (c *class) finish() {
+func (c *class) finish(shape []int64) {
+	if c.codec.Kind == fp8Kind {
+		c.straddles(shape)
+	}
 	c.bySrc = make([][]int32, len(c.src))
 	size := c.to.Size()
 	for i := range c.pairs {

@@ -258,3 +258,54 @@ func aligned(values, scales *Grid, shape []int64) bool {
 	}
 	return true
 }
+
+// TestSplit cuts a region that one rank would send whole across all that hold it.
+func TestSplit(t *testing.T) {
+	for _, codec := range []Codec{{}, {Kind: fp8Kind, Block: [2]int{4, 4}}} {
+		tensors := []Tensor{{"embed", []int64{64, 8}, BF16}}
+		p := newPacker("train", 4, tensors)
+		all := []Placement{{Kind: "replicate"}}
+		p.grid(Grid{Tensors: []int{0}, Mesh: Mesh{Shape: []int{4}}, Place: all})
+		into := slices.Clone(tensors)
+		g := Grid{Tensors: []int{0}, Mesh: Mesh{Shape: []int{1}}, Place: all, Codec: codec}
+		if codec.Kind != "" {
+			into[0].DType = F8E4M3
+		}
+		q := newPacker("infer", 1, into)
+		q.grid(g)
+		if codec.Kind != "" {
+			g.Scales = true
+			q.grid(g)
+		}
+		src, dst := p.layout(), q.layout()
+		if s := check(t, src, dst, nil, Options{}, nil).Loads(); s.Egress.MaxOverAvg != 4 || s.Regions != 1 {
+			t.Errorf("whole: %d regions, %v", s.Regions, s.Egress)
+		}
+		if s := check(t, src, dst, nil, Options{Split: true}, nil).Loads(); s.Egress.MaxOverAvg != 1 || s.Regions != 4 {
+			t.Errorf("split: %d regions, %v", s.Regions, s.Egress)
+		}
+	}
+}
+
+// TestNearHoldersFirst has every destination find a holder on its node, or else on its rail.
+func TestNearHoldersFirst(t *testing.T) {
+	tensors := []Tensor{{"a", []int64{8}, BF16}, {"b", []int64{8}, BF16}, {"c", []int64{8}, BF16}}
+	build := func(side string, n int, topo Topology) *Layout {
+		p := newPacker(side, n, tensors)
+		p.grid(Grid{Tensors: []int{0, 1, 2}, Mesh: Mesh{Shape: []int{n}}, Place: []Placement{{Kind: "replicate"}}})
+		l := p.layout()
+		l.Topo = topo
+		return l
+	}
+	src := build("train", 4, Topology{Node: []int{0, 1, 2, 3}, Rail: []int{0, 1, 2, 3}})
+	dst := build("infer", 4, Topology{Node: []int{3, 9, 1, 9}, Rail: []int{0, 2, 0, 0}})
+	p := check(t, src, dst, nil, Options{}, nil)
+	want := []int{3, 2, 1, 0} // by node, rail, node, rail
+	for r := range dst.Buffers {
+		for _, run := range p.Dest(r).Runs {
+			if run.Peer != want[r] {
+				t.Errorf("destination %d is served by %d, want %d", r, run.Peer, want[r])
+			}
+		}
+	}
+}
