@@ -14,7 +14,7 @@ type Options struct {
 	NICs []sim.NIC
 	// Host are those of ranks that differ, by the name of the host: "train-3", "infer-0".
 	Hosts map[string][]sim.NIC
-	// Fragment is how many bytes of a write the fabric moves as one event, default 1 MiB. Real packets are smaller, and a push of terabytes
+	// Fragment is how many bytes of a write the fabric moves as one event, default 4 MiB. Real packets are smaller, and a push of terabytes
 	// would be billions of them.
 	Fragment uint64
 
@@ -71,7 +71,7 @@ func (o Options) withDefaults() Options {
 		o.NICs = []sim.NIC{Line(400e9)}
 	}
 	o.Limits = o.Limits.WithDefaults()
-	orDefault(&o.Fragment, 1<<20)
+	orDefault(&o.Fragment, 4<<20)
 	orDefault(&o.Watermark, 1<<30)
 	orDefault(&o.CopyRate, 51e9)
 	orDefault(&o.StageRate, 2e12)

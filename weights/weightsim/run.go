@@ -3,6 +3,7 @@ package weightsim
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/hawser-project/hawser/reshard"
 )
@@ -14,11 +15,18 @@ func Run(ctx context.Context, p *reshard.Plan, o Options) (*Timeline, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Simulate(ctx, sources, dests, nil, o)
+	repair := func(lost []int, verified func(dst, stage int) bool) (sources, dests []*reshard.Slice, err error) {
+		q, err := p.Repair(lost, verified)
+		if err != nil {
+			return nil, nil, err
+		}
+		return slicesOf(ctx, q, lost)
+	}
+	return Simulate(ctx, sources, dests, repair, o)
 }
 
 // slicesOf are all slices of a plan but those of lost sources, without what a simulation does not need.
-func slicesOf(ctx context.Context, p *reshard.Plan, lost map[int]bool) (sources, dests []*reshard.Slice, err error) {
+func slicesOf(ctx context.Context, p *reshard.Plan, lost []int) (sources, dests []*reshard.Slice, err error) {
 	s, d := p.Ranks()
 	for r := range s + d {
 		if ctx.Err() != nil {
@@ -27,7 +35,7 @@ func slicesOf(ctx context.Context, p *reshard.Plan, lost map[int]bool) (sources,
 		switch {
 		case r >= s:
 			dests = append(dests, p.Dest(r-s))
-		case !lost[r]:
+		case !slices.Contains(lost, r):
 			sources = append(sources, lean(p.Source(r)))
 		}
 	}

@@ -92,8 +92,8 @@ func (x shape) repair(lost []int, verified func(dst, stage int) bool) (sources, 
 	return slices.DeleteFunc(sources, func(s *reshard.Slice) bool { return slices.Contains(lost, s.Rank) }), dests, nil
 }
 
-// small is a push of 32 sources to 16 destinations that takes some 60 ms at 400 Gbit/s.
-func small() shape { return shape{sources: 32, dests: 16, stages: 6, runs: 2, size: 8 << 20} }
+// small is a push of 16 sources to 8 destinations that takes some 40 ms at 400 Gbit/s.
+func small() shape { return shape{sources: 16, dests: 8, stages: 8, runs: 2, size: 8 << 20} }
 
 func onGPU() Options { return Options{CopyRate: -1} }
 
@@ -219,7 +219,7 @@ func TestTrainerDeath(t *testing.T) {
 	if r.Repaired == 0 || r.Repaired >= r.LastByte || r.Total <= whole.Total || r.Resent <= 0 || r.Resent >= r.Bytes*3/4 || r.Stale != 0 {
 		t.Errorf("%+v", r)
 	}
-	if q := float64(r.Total) / float64(whole.Total); q > 1.6 {
+	if q := float64(r.Total) / float64(whole.Total); q > 1.8 {
 		t.Errorf("%.2f times as long", q)
 	}
 }

@@ -229,11 +229,7 @@ func (h *host) Imm(p *rail.Peer, imm uint32) {
 
 func (h *host) Message(_ *rail.Peer, m *rail.Message) { h.g.Release(m) }
 
-func (h *host) Link(p *rail.Peer, i int, up bool, _ string) {
-	if !up {
-		h.w.o.note(h.w.now(), "%s: link %d to %s is down", h.name, i, p.Tag.(*host).name)
-	}
-}
+func (h *host) Link(*rail.Peer, int, bool, string) {}
 
 // Tell carries a notice over the control connection, which keeps order.
 func (h *host) Tell(p *rail.Peer, n *wire.LinkNotice) {
