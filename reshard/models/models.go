@@ -94,6 +94,9 @@ func Names() []string {
 
 // Lookup finds a model by its name, in any case.
 func Lookup(name string) (*Model, error) {
+	if name == TinyName {
+		return tiny(), nil
+	}
 	for i := range all() {
 		if m := &all()[i]; strings.EqualFold(m.Name, name) {
 			return m, nil
@@ -172,6 +175,19 @@ func product(xs []int64) int64 {
 		n *= x
 	}
 	return n
+}
+
+// Checkpoint lists the tensors of the model as a trainer would save them, experts one by one, in order of execution.
+func (m *Model) Checkpoint() []reshard.Tensor {
+	var out []reshard.Tensor
+	for _, t := range m.expand(false) {
+		x := reshard.Tensor{Name: t.name, Shape: t.shape, DType: t.DType}
+		if x.DType == reshard.F8E4M3 {
+			x.DType = reshard.BF16
+		}
+		out = append(out, x)
+	}
+	return out
 }
 
 // tensor is one tensor of an expanded model.
