@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/hawser-project/hawser/reshard"
+	"github.com/hawser-project/hawser/weights"
 )
 
 // weightsCmds are the commands of hawser weights.
@@ -14,7 +15,16 @@ type weightsCmds struct {
 	Layout  struct {
 		Gen weightsLayoutCmd `cmd:"" help:"Write the layout of a model on a mesh of ranks."`
 	} `cmd:"" help:"Layouts: which tensor lies where on which rank."`
+	Checkpoint struct {
+		Gen weightsCheckpointCmd `cmd:"" help:"Write a checkpoint of made-up values, to try a push with."`
+	} `cmd:"" help:"Checkpoints."`
+	Plan     weightsPlanCmd     `cmd:"" help:"Say which rank writes what where, and what it costs, or why there is no plan."`
 	Simulate weightsSimulateCmd `cmd:"" help:"Play a push between hundreds of ranks on a simulated network."`
+	Serve    weightsServeCmd    `cmd:"" help:"Be a receiver, a publisher or the controller of pushes, until interrupted."`
+	Push     weightsPushCmd     `cmd:"" help:"Push a version from the publishers that have joined, or from a checkpoint."`
+	Verify   weightsVerifyCmd   `cmd:"" help:"Compare what receivers serve, with each other and with a checkpoint."`
+	Status   weightsStatusCmd   `cmd:"" help:"List the members of a controller: state, version, epoch."`
+	Rollback weightsRollbackCmd `cmd:"" help:"Serve an older version again, or decide an epoch that is in doubt."`
 	Bench    weightsBenchCmd    `cmd:"" help:"Measure pushes between processes of this machine, beside a copy, files and Gloo."`
 }
 
@@ -53,8 +63,14 @@ const (
 // weightsCode is the exit code of an error of packages reshard and weights; 0 for others.
 func weightsCode(err error) int {
 	switch {
-	case errors.Is(err, reshard.ErrLayout), errors.Is(err, reshard.ErrCoverage), errors.Is(err, reshard.ErrLimit), errors.Is(err, reshard.ErrNoReplica):
+	case errors.Is(err, weights.ErrInDoubt):
+		return exitInDoubt
+	case errors.Is(err, weights.ErrDigest):
+		return exitDigest
+	case errors.Is(err, reshard.ErrLayout), errors.Is(err, reshard.ErrCoverage), errors.Is(err, reshard.ErrLimit):
 		return exitCoverage
+	case errors.Is(err, weights.ErrAborted), errors.Is(err, weights.ErrNoReplica):
+		return exitAborted
 	case errors.Is(err, reshard.ErrFormat):
 		return exitUsage
 	}
