@@ -41,12 +41,14 @@ func (l *Layout) disjoint(f *Fault) {
 			}
 		}
 	}
-	for i := range l.Fragments { // two ranks with fragments are never alike
-		r := l.Fragments[i].Rank
-		keys[r] = binary.AppendUvarint(append(keys[r], 0xFF), uint64(r))
+	for i := range l.Fragments {
+		f := l.Fragments[i]
+		r := f.Rank
+		f.Rank = 0
+		keys[r] = f.key(binary.AppendVarint(binary.AppendUvarint(keys[r], uint64(f.Tensor)), f.Offset))
 	}
 	for _, p := range l.Pads {
-		keys[p.Rank] = binary.AppendUvarint(append(keys[p.Rank], 0xFF), uint64(p.Rank))
+		keys[p.Rank] = appendInts(append(keys[p.Rank], 'p'), []int64{int64(p.Buffer), p.Offset, p.Len})
 	}
 	seen := map[string]bool{}
 	for r := range l.Buffers {

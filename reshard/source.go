@@ -84,7 +84,35 @@ func (p *Plan) sent(rank int) []part {
 			}
 		}
 	}
-	slices.SortFunc(out, comparePartsByPlace)
+	return sorted(out)
+}
+
+// sorted puts parts in the order of units. It sorts small keys, and moves each part once.
+func sorted(parts []part) []part {
+	type key struct {
+		stage, peer, buffer, at int64
+		i                       int32
+	}
+	keys := make([]key, len(parts))
+	for i := range parts {
+		x := &parts[i]
+		keys[i] = key{int64(x.stage), int64(x.peer), int64(x.buffer), x.at(), int32(i)}
+	}
+	slices.SortFunc(keys, func(a, b key) int {
+		switch {
+		case a.stage != b.stage:
+			return cmp.Compare(a.stage, b.stage)
+		case a.peer != b.peer:
+			return cmp.Compare(a.peer, b.peer)
+		case a.buffer != b.buffer:
+			return cmp.Compare(a.buffer, b.buffer)
+		}
+		return cmp.Compare(a.at, b.at)
+	})
+	out := make([]part, len(parts))
+	for k := range keys {
+		out[k] = parts[keys[k].i]
+	}
 	return out
 }
 
@@ -112,18 +140,18 @@ func (p *Plan) received(rank int) []part {
 			}
 		}
 	}
-	slices.SortFunc(out, comparePartsByPlace)
-	return out
+	return sorted(out)
 }
 
 // allUnits are the units of sorted parts.
 func (p *Plan) allUnits(parts []part) (out []unit) {
+	var mem unitMemory
 	for i := 0; i < len(parts); {
 		n := i + 1
 		for n < len(parts) && parts[n].stage == parts[i].stage && parts[n].peer == parts[i].peer {
 			n++
 		}
-		out = append(out, p.units(parts[i:n])...)
+		out = p.units(out, parts[i:n], &mem)
 		i = n
 	}
 	return out

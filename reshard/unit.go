@@ -26,12 +26,6 @@ func (x *part) same(y *part) bool {
 // region names what a part is a piece of.
 type region struct{ class, member, pair int32 }
 
-// comparePartsByPlace sorts as units are made: by stage, peer and place in the destination.
-func comparePartsByPlace(a, b part) int {
-	return cmp.Or(cmp.Compare(a.stage, b.stage), cmp.Compare(a.peer, b.peer), cmp.Compare(a.buffer, b.buffer), cmp.Compare(a.at(), b.at()),
-		cmp.Compare(a.class, b.class), cmp.Compare(a.member, b.member), cmp.Compare(a.pair, b.pair), cmp.Compare(a.piece, b.piece))
-}
-
 // unit is parts of one source, destination and stage that go together: neighbours in the destination become one run. Both sides make the
 // same units: a source from its parts, a destination from those of each source.
 type unit struct {
@@ -44,14 +38,33 @@ type unit struct {
 }
 
 // units cuts sorted parts of one stage and peer into units.
-func (p *Plan) units(parts []part) (out []unit) {
+func (p *Plan) units(out []unit, parts []part, mem *unitMemory) []unit {
 	for i := 0; i < len(parts); {
 		n, direct := p.reach(parts[i:])
 		u := unit{parts: parts[i : i+n], direct: direct}
-		u.lay(p.opts.MaxWrite)
+		u.lay(p.opts.MaxWrite, mem)
 		out = append(out, u)
 		i += n
 	}
+	return out
+}
+
+// unitMemory is where the lists of many units lie, a few large blocks instead of many small ones.
+type unitMemory struct {
+	places chunked[int64]
+	runs   chunked[Run]
+	order  []int
+}
+
+// chunked hands out pieces of large blocks.
+type chunked[T any] struct{ free []T }
+
+func (c *chunked[T]) take(n int) []T {
+	if n > len(c.free) {
+		c.free = make([]T, max(n, 1<<12))
+	}
+	out := c.free[:n:n]
+	c.free = c.free[n:]
 	return out
 }
 
@@ -89,8 +102,13 @@ func (p *Plan) reach(parts []part) (n int, direct bool) {
 const align = 16
 
 // lay gives the parts their places in staging, and makes the runs.
-func (u *unit) lay(most int64) {
-	u.values, u.scales = make([]int64, len(u.parts)), make([]int64, len(u.parts))
+func (u *unit) lay(most int64, mem *unitMemory) {
+	u.values, u.scales = mem.places.take(len(u.parts)), mem.places.take(len(u.parts))
+	spans := 0
+	for i := range u.parts {
+		spans += len(u.parts[i].mold.values.spans) + len(u.parts[i].mold.scales.spans)
+	}
+	u.runs = mem.runs.take(spans)[:0]
 	for i := range u.parts {
 		x := &u.parts[i]
 		u.values[i] = u.size
@@ -107,17 +125,18 @@ func (u *unit) lay(most int64) {
 		u.size = 0
 		return
 	}
-	u.layScales(most)
+	u.layScales(most, mem)
 }
 
 // layScales puts scales behind the values, in the order of the destination.
-func (u *unit) layScales(most int64) {
-	order := make([]int, 0, len(u.parts))
+func (u *unit) layScales(most int64, mem *unitMemory) {
+	order := mem.order[:0]
 	for i := range u.parts {
 		if len(u.parts[i].mold.scales.spans) > 0 {
 			order = append(order, i)
 		}
 	}
+	mem.order = order
 	if len(order) == 0 {
 		return
 	}
