@@ -12,7 +12,7 @@ import (
 
 // Case is what is pushed, from how many ranks to how many.
 type Case struct {
-	Model  string `json:"model"` // of models.json; "tiny": 310 tensors of 4 KiB; "none": no bytes
+	Model  string `json:"model"` // of models.json; "tiny": 310 tensors of 4 KiB; "one": one of them
 	Src    int    `json:"src_ranks"`
 	Dst    int    `json:"dst_ranks"`
 	Codec  string `json:"codec"`            // raw, fp8block
@@ -21,7 +21,7 @@ type Case struct {
 
 // Layouts are FSDP on the one side; on the other tensor parallelism or, of models with experts, expert parallelism and data-parallel attention.
 func (c Case) Layouts() (src, dst *reshard.Layout, err error) {
-	if c.Model == "tiny" || c.Model == "none" {
+	if c.Model == "tiny" || c.Model == "one" {
 		src, dst = c.tiny()
 		return src, dst, nil
 	}
@@ -64,14 +64,14 @@ func (c Case) codec() reshard.Codec {
 	return reshard.Codec{}
 }
 
-// tiny is 310 tensors of 4 KiB, or none of them.
+// tiny is 310 tensors of 4 KiB, or one.
 func (c Case) tiny() (src, dst *reshard.Layout) {
 	side := func(name string, ranks int) *reshard.Layout {
 		l := &reshard.Layout{Side: name}
 		g := reshard.Grid{Mesh: reshard.Mesh{Dims: []string{"x"}, Shape: []int{ranks}}, Place: []reshard.Placement{{Kind: "shard"}}}
 		rows, n := int64(16), 310
-		if c.Model == "none" {
-			rows, n = 0, 1
+		if c.Model == "one" {
+			n = 1
 		}
 		piece := (rows + int64(ranks) - 1) / int64(ranks) * 256
 		for i := range n {

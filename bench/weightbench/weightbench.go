@@ -31,9 +31,8 @@ const warmups = 2
 type System struct {
 	Name    string       `json:"name"`
 	Millis  bench.Spread `json:"wall_ms"`
-	Ratio   bench.Spread `json:"ours_over_this"` // of the same round; of ours: 1
-	Wrong   *int64       `json:"wrong_bytes"`    // of all rounds; null: it moves nothing that can be compared
-	Extra   string       `json:"extra,omitempty"`
+	Ratio   bench.Spread `json:"ours_over_this"`    // of the same round; of ours: 1
+	Wrong   *int64       `json:"wrong_bytes"`       // of all rounds; null: it moves nothing that can be compared
 	Skipped string       `json:"skipped,omitempty"` // why it did not take part
 	samples []time.Duration
 }
@@ -56,7 +55,8 @@ type Result struct {
 	Bytes   int64    `json:"bytes"`
 	Wall    float64  `json:"wall_ms"` // median
 	GBPerS  float64  `json:"gb_per_s"`
-	Wrong   int64    `json:"wrong_bytes"` // of all rounds
+	Begin   float64  `json:"begin_to_done_ms"` // of the push in the middle: without the offers of the publishers
+	Wrong   int64    `json:"wrong_bytes"`      // of all rounds
 	Phases  Phases   `json:"phases"`
 	Writes  uint64   `json:"writes"`
 	Epoch   uint64   `json:"epoch"`
@@ -112,12 +112,16 @@ func Run(ctx context.Context, c Config) (r *Result, err error) {
 			return d, -1, err
 		}})
 	}
+	parts := len(turns)
 	if c.Peers != nil {
 		defer func() { err = errors.Join(err, c.Peers.stop()) }()
 		turns = append(turns, c.Peers.turns(ctx, w, c)...)
 	}
 	if err := rounds(ctx, c, turns); err != nil {
 		return nil, err
+	}
+	if parts == 3 {
+		turns = append(turns, sum("quantize + floor", turns[1], turns[2]))
 	}
 	r.fill(w, turns, pushes[warmups:])
 	return r, nil
@@ -149,6 +153,15 @@ func rounds(ctx context.Context, c Config, turns []*turn) error {
 	return nil
 }
 
+// sum is what two systems take together, round by round.
+func sum(name string, a, b *turn) *turn {
+	t := &turn{System: System{Name: name}}
+	for i := range a.samples {
+		t.samples = append(t.samples, a.samples[i]+b.samples[i])
+	}
+	return t
+}
+
 func (r *Result) fill(w *world, turns []*turn, pushes []pushed) {
 	ours := turns[0]
 	for _, t := range turns {
@@ -176,6 +189,7 @@ func (r *Result) fill(w *world, turns []*turn, pushes []pushed) {
 	}
 	r.CPU = bench.SpreadOf(cpu).Median
 	mid := pushes[best].report
+	r.Begin = millis(mid.Wall)
 	r.Phases, r.Writes, r.Epoch = phasesOf(mid.Phases), mid.Writes, mid.Epoch
 }
 

@@ -17,7 +17,7 @@ type (
 	weightsBenchCmd struct {
 		quietFlag
 
-		Model    string  `default:"Qwen3-0.6B" placeholder:"NAME" help:"A model of models.json; tiny: 310 tensors of 4 KiB; none: no bytes (default: ${default})."`
+		Model    string  `default:"Qwen3-0.6B" placeholder:"NAME" help:"A model of models.json; tiny: 310 tensors of 4 KiB; one: one of them (default: ${default})."`
 		SrcRanks int     `default:"4" placeholder:"N" help:"Training ranks, FSDP (default: ${default})."`
 		DstRanks int     `default:"2" placeholder:"N" help:"Inference ranks: tensor parallel or, of models with experts, expert parallel (default: ${default})."`
 		Provider network `default:"shm" placeholder:"NAME" help:"Network: ${networks} (default: ${default})."`
