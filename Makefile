@@ -16,9 +16,10 @@ SIMRUNS   ?= 100000
 SIMTIME   ?= 4m
 SIMBASE   ?= 0
 MUTATETIME ?= 60s
+WEIGHTSTATES ?= 1000000
 MODELMINUTES ?= 0
 
-.PHONY: all build demo test test-verbs vmtest shared race invariants processes sim model soak siege fuzz bench lint fmt nightly golangci-lint clean versus instructions abi kvsim kvmutate
+.PHONY: all build demo test test-verbs vmtest shared race invariants processes sim model soak siege fuzz bench lint fmt nightly golangci-lint clean versus instructions abi kvsim kvmutate weightmutate weightmodel
 all: build
 
 # With a C compiler the binary can load the libraries of RDMA networks, and needs glibc. Without one, and with STATIC=1, it is static:
@@ -82,6 +83,14 @@ kvmutate:
 	$(TESTSUM) -name kvguards -- -tags kvmutate -run 'GuardsAreNeeded$$' -count=1 ./kv/proto
 	$(TESTSUM) -name kvmutate -live 'kvmutate: ' -- -tags kvmutate -run '^TestMutations$$' -count=1 -timeout=0 ./kv/kvtest -kvsim.mutate=$(MUTATETIME)
 
+# The protocol of package weights (weights/proto): random schedules of faults, and without one guard after the other, when some schedule,
+# or the guard's own test, must fail. weightmodel: every order of events in small worlds, WEIGHTSTATES of each; 0: all of them.
+weightmutate:
+	$(TESTSUM) -name weightguards -- -tags weightmutate -run '^(TestGuardsAreNeeded|TestMutations)$$' -count=1 -timeout=10m ./weights/proto
+
+weightmodel:
+	$(TESTSUM) -name weightmodel -- -run '^(TestProtocolModel|TestProtocolRandom)$$' -count=1 -timeout=0 ./weights/proto -weights.states=$(WEIGHTSTATES) -weights.runs=$(SIMRUNS)
+
 # The protocol of kv in the model checker spin (kv/model): every state of two attempts, and that each guard is needed. MODELMINUTES:
 # also as long for each of the models that are too large to be searched whole.
 model:
@@ -131,6 +140,8 @@ nightly: build lint test race invariants processes soak
 	$(MAKE) sim SIMRUNS=1000000 SIMTIME=1h
 	$(MAKE) kvsim SIMRUNS=1000000 SIMTIME=1h
 	$(MAKE) kvmutate
+	$(MAKE) weightmutate
+	$(MAKE) weightmodel SIMRUNS=200000
 	$(MAKE) model MODELMINUTES=5
 	$(MAKE) fuzz FUZZTIME=5m
 	$(BIN)/hawser kv replay --prefillers 3 --decoders 2 --speed 4 --cancel 5% --kill-prefiller 10s --stop-prefiller 20s --provider shm --requests 12031

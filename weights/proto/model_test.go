@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-var modelStates = flag.Int("weights.states", 60_000, "states that TestProtocolModel looks at in each of its worlds; 0: all")
+var modelStates = flag.Int("weights.states", 1_000, "states that TestProtocolModel looks at in each of its worlds; 0: all")
 
 // model is a world, and how much harm may still be done in it. All of them that can be reached are looked at.
 type model struct {
