@@ -26,7 +26,7 @@ type weightsSimulateCmd struct {
 	Window  []int    `default:"16" placeholder:"N" help:"Receivers that a trainer writes to at once; several are simulated one after the other (default: ${default})."`
 	PerDest int      `default:"4" placeholder:"N" help:"Writes in flight to each of them (default: ${default})."`
 	Order   []string `default:"rotated" enum:"rotated,same" placeholder:"rotated|same" help:"With which receiver trainers begin: each with another one, or all with the same (default: ${default})."`
-	NIC     string   `name:"nic" default:"400g" enum:"400g,378g,cx7,efa" placeholder:"400g|378g|cx7|efa" help:"The network of each rank: a line rate with the costs of a ConnectX-7 (378g is what is measured of 400g), or a calibrated adapter (default: ${default})."`
+	NIC     string   `name:"nic" default:"400g" placeholder:"400g|378g|cx7|efa" help:"The network of each rank: a line rate in Gbit/s, of any number, with the costs of a ConnectX-7 (378g is what is measured of 400g), or a calibrated adapter (default: ${default})."`
 	Rails   int      `default:"1" placeholder:"N" help:"Adapters that share the rate of each rank (default: ${default})."`
 	OnGPU   bool     `name:"on-gpu" help:"The trainers' weights are in GPU memory already; else they are copied from the host's."`
 	Fail    []string `placeholder:"SPEC" help:"What goes wrong: train-3@50% or train-3@300ms (the trainer dies), infer-0/nic2@50% (an adapter dies), train-7=0.5 (so fast its adapters are)."`
@@ -187,6 +187,8 @@ func (c *weightsSimulateCmd) check() error {
 		return usage("--per-dest: %d, want at least 1", c.PerDest)
 	case c.Rails < 1 || c.Rails > 16:
 		return usage("--rails: %d, want 1 .. 16", c.Rails)
+	case c.line() == 0 && c.NIC != "cx7" && c.NIC != "efa":
+		return usage("--nic %s: want a rate in Gbit/s as 400g or 378g, cx7 or efa", c.NIC)
 	case c.Rails > 1 && c.line() == 0:
 		return usage("--rails: --nic %s says how many adapters there are", c.NIC)
 	}
@@ -203,13 +205,12 @@ func (c *weightsSimulateCmd) reference() (models.Case, error) {
 
 // line is the line rate of --nic, 0 for adapters that have their own.
 func (c *weightsSimulateCmd) line() uint64 {
-	switch c.NIC {
-	case "400g":
-		return 400e9
-	case "378g":
-		return 378e9
+	text, ok := strings.CutSuffix(c.NIC, "g")
+	g, err := strconv.ParseFloat(text, 64)
+	if !ok || err != nil || !(g >= 0.1 && g <= 1e5) {
+		return 0
 	}
-	return 0
+	return uint64(g * 1e9)
 }
 
 func (c *weightsSimulateCmd) nics() []sim.NIC {

@@ -52,6 +52,8 @@ func TestWeightsSimulateUsage(t *testing.T) {
 		"--per-dest=0":             "--per-dest: 0",
 		"--rails=17":               "--rails: 17",
 		"--nic=efa --rails=2":      "--rails",
+		"--nic=fast":               "--nic fast: want a rate",
+		"--nic=0g":                 "--nic 0g",
 		"--order=best":             "order",
 		"--fail=train-1":           "--fail train-1: want HOST@50%",
 		"--fail=train-1@150%":      "--fail train-1@150%",
