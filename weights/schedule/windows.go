@@ -1,6 +1,9 @@
 package schedule
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+)
 
 // Limits bound what a publisher has in flight.
 type Limits struct {
@@ -24,11 +27,12 @@ func (l Limits) WithDefaults() Limits {
 type Windows[T any] struct {
 	limits  Limits
 	dests   []dest[T]
-	added   uint64 // runs so far: their ages
-	waiting int    // runs in the queues
-	flying  int    // writes in flight
-	active  int    // destinations that have some
-	yields  int    // the destination that gets nothing until nothing is in flight to it; -1: none. See makeRoom
+	heads   []uint64 // by destination: the age of its first run if that might be written by its own limits, else never
+	added   uint64   // runs so far: their ages
+	waiting int      // runs in the queues
+	flying  int      // writes in flight
+	active  int      // destinations that have some
+	yields  int      // the destination that gets nothing until nothing is in flight to it; -1: none. See makeRoom
 }
 
 type dest[T any] struct {
@@ -49,7 +53,24 @@ func NewWindows[T any](dests int, l Limits) *Windows[T] {
 	if dests < 0 || l.Window < 1 || l.PerDest < 1 {
 		panic(fmt.Sprintf("schedule: %d destinations, limits %+v", dests, l))
 	}
-	return &Windows[T]{limits: l, dests: make([]dest[T], dests), yields: -1}
+	w := &Windows[T]{limits: l, dests: make([]dest[T], dests), heads: make([]uint64, dests), yields: -1}
+	for d := range w.heads {
+		w.heads[d] = never
+	}
+	return w
+}
+
+// never is later than any age.
+const never = math.MaxUint64
+
+// look notes what may be written to a destination by its own limits.
+// hot:
+func (w *Windows[T]) look(d int) {
+	x := &w.dests[d]
+	w.heads[d] = never
+	if x.head < len(x.queue) && x.flying < w.limits.PerDest && (x.busy == nil || !x.busy[x.queue[x.head].stage]) {
+		w.heads[d] = x.age()
+	}
 }
 
 // Single restricts a destination to one write of each stage at a time: its network keeps no order, and then only this makes it certain
@@ -62,6 +83,7 @@ func (w *Windows[T]) Add(d, stage int, run T) {
 	x.queue = append(x.queue, queued[T]{run, stage, w.added})
 	w.added++
 	w.waiting++
+	w.look(d)
 }
 
 // Next takes the oldest run that may be written now, and counts it as in flight. ok is false if there is none: all queues are empty, or
@@ -86,17 +108,16 @@ func (w *Windows[T]) Next() (d int, run T, ok bool) {
 // hot:
 func (w *Windows[T]) oldest() (open, outside int) {
 	open, outside = -1, -1
-	for i := range w.dests {
-		x := &w.dests[i]
+	first, beyond, full := uint64(never), uint64(never), w.active == w.limits.Window
+	for d, age := range w.heads {
 		switch {
-		case x.head == len(x.queue) || x.flying == w.limits.PerDest || i == w.yields:
-		case x.busy != nil && x.busy[x.queue[x.head].stage]:
-		case x.flying == 0 && w.active == w.limits.Window:
-			if outside < 0 || x.age() < w.dests[outside].age() {
-				outside = i
+		case age >= first && age >= beyond || d == w.yields:
+		case full && w.dests[d].flying == 0:
+			if age < beyond {
+				outside, beyond = d, age
 			}
-		case open < 0 || x.age() < w.dests[open].age():
-			open = i
+		case age < first:
+			open, first = d, age
 		}
 	}
 	return open, outside
@@ -152,6 +173,7 @@ func (w *Windows[T]) take(d int) T {
 	if x.busy != nil {
 		x.busy[q.stage] = true
 	}
+	w.look(d)
 	return q.run
 }
 
@@ -168,6 +190,7 @@ func (w *Windows[T]) Ended(d, stage int) {
 	if x.busy != nil {
 		x.busy[stage] = false
 	}
+	w.look(d)
 }
 
 // Clear empties the queue of a destination that is written to no more, and calls f for what was in it. What is in flight is not touched.
@@ -184,6 +207,7 @@ func (w *Windows[T]) Clear(d int, f func(T)) {
 func (w *Windows[T]) Drop() {
 	for i := range w.dests {
 		w.dests[i].queue, w.dests[i].head = nil, 0
+		w.look(i)
 	}
 	w.waiting, w.yields = 0, -1
 }
