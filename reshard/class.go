@@ -2,7 +2,6 @@ package reshard
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 )
 
@@ -114,7 +113,7 @@ func (l *link) apply(p []placement, shape, view []int64) ([]placement, error) {
 			p[i].lo, p[i].hi, p[i].axes = p[i].lo[1:], p[i].hi[1:], p[i].axes[1:]
 		}
 	case reshape:
-		return nil, fmt.Errorf("a view %v of %v is not planned", view, shape)
+		return reshapeAll(p, shape, view)
 	}
 	return p, nil
 }
