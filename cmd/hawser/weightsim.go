@@ -12,7 +12,6 @@ import (
 
 	"github.com/hawser-project/hawser/provider/sim"
 	"github.com/hawser-project/hawser/reshard"
-	"github.com/hawser-project/hawser/reshard/models"
 	"github.com/hawser-project/hawser/weights/schedule"
 	"github.com/hawser-project/hawser/weights/weightsim"
 )
@@ -20,8 +19,9 @@ import (
 type weightsSimulateCmd struct {
 	quietFlag
 
-	Model string `placeholder:"NAME" help:"A model of the reference cases (default: that of --case, else Kimi-K2)."`
-	Case  string `placeholder:"CASE" help:"Meshes of the model: k2, k2-tp8, q235, ... (default: the first of the model)."`
+	pairFlags
+
+	Plan string `placeholder:"FILE" help:"A plan that hawser weights plan has written, instead of layouts."`
 
 	Window  []int    `default:"16" placeholder:"N" help:"Receivers that a trainer writes to at once; several are simulated one after the other (default: ${default})."`
 	PerDest int      `default:"4" placeholder:"N" help:"Writes in flight to each of them (default: ${default})."`
@@ -45,8 +45,8 @@ type simulated struct {
 	simulatedRun
 
 	Simulation  bool           `json:"simulation"` // always
-	Model       string         `json:"model"`
-	Case        string         `json:"case"`
+	Model       string         `json:"model,omitempty"`
+	Case        string         `json:"case,omitempty"`
 	Plan        string         `json:"plan"`
 	Sources     int            `json:"sources"`
 	Dests       int            `json:"destinations"`
@@ -107,10 +107,6 @@ func (c *weightsSimulateCmd) Run(ctx context.Context, u *ui) (err error) {
 	if err != nil {
 		return err
 	}
-	which, err := c.reference()
-	if err != nil {
-		return usage("%w", err)
-	}
 	var trace *os.File
 	if c.Trace != "" { // before the work, so that a wrong path costs nothing
 		if trace, err = os.Create(c.Trace); err != nil {
@@ -119,20 +115,13 @@ func (c *weightsSimulateCmd) Run(ctx context.Context, u *ui) (err error) {
 		defer func() { err = errors.Join(err, trace.Close()) }()
 	}
 	u.status.show("weights simulate: planning")
-	begin := time.Now()
-	src, dst, err := which.Layouts(false)
-	if err != nil {
-		return err
-	}
-	plan, err := reshard.Compute(ctx, src, dst, nil, reshard.Options{})
+	r := &simulated{weightsHead: weightsResult("simulate"), Simulation: true, NIC: c.NIC, Rails: c.Rails}
+	plan, err := c.plan(ctx, r)
 	if err != nil {
 		return err
 	}
 	id := plan.ID()
-	r := &simulated{
-		weightsHead: weightsResult("simulate"), Simulation: true, Model: which.Model, Case: which.Name, Plan: fmt.Sprintf("%x", id[:8]),
-		NIC: c.NIC, Rails: c.Rails, PlanMS: millis(time.Since(begin)),
-	}
+	r.Plan = fmt.Sprintf("%x", id[:])
 	r.Sources, r.Dests = plan.Ranks()
 	if err := c.simulate(ctx, u, plan, faults, slow, r); err != nil {
 		return err
@@ -195,12 +184,35 @@ func (c *weightsSimulateCmd) check() error {
 	return nil
 }
 
-// reference is the case that the flags name.
-func (c *weightsSimulateCmd) reference() (models.Case, error) {
-	if c.Model == "" && c.Case == "" {
-		return models.Reference("Kimi-K2", "")
+// plan reads or computes the plan; without any flag it is that of the reference case of Kimi-K2.
+func (c *weightsSimulateCmd) plan(ctx context.Context, r *simulated) (*reshard.Plan, error) {
+	if c.Plan != "" {
+		if c.pairFlags != (pairFlags{}) {
+			return nil, usage("--plan goes without --model, --case, --reverse, --src and --dst")
+		}
+		f, err := os.Open(c.Plan)
+		if err != nil {
+			return nil, usage("--plan: %w", err)
+		}
+		defer f.Close()
+		p, err := reshard.ReadPlan(f)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", c.Plan, err)
+		}
+		return p, nil
 	}
-	return models.Reference(c.Model, c.Case)
+	if c.pairFlags == (pairFlags{}) {
+		c.Case = "k2"
+	}
+	pair, err := c.read()
+	if err != nil {
+		return nil, err
+	}
+	r.Model, r.Case = pair.model, pair.name
+	begin := time.Now()
+	p, err := reshard.Compute(ctx, pair.src, pair.dst, pair.rules, reshard.Options{})
+	r.PlanMS = millis(time.Since(begin))
+	return p, err
 }
 
 // line is the line rate of --nic, 0 for adapters that have their own.
@@ -294,9 +306,13 @@ var papers = map[string]paper{
 }
 
 func (r *simulated) print(u *ui) {
-	u.printf("SIMULATION of %s, %s: %d trainers to %d inference ranks, %d x %s each\n", r.Model, r.Case, r.Sources, r.Dests, r.Rails, r.NIC)
-	u.printf("plan %s in %.0f ms: %s; busiest trainer sends %s (%.3f of the average), busiest receiver gets %s\n",
-		r.Plan, r.PlanMS, bytesText(r.Bytes), bytesText(r.Egress.Max), r.Egress.Skew, bytesText(r.Ingress.Max))
+	what := strings.TrimSuffix(r.Model+", "+r.Case, ", ")
+	if r.Model == "" {
+		what = "a push"
+	}
+	u.printf("SIMULATION of %s: %d trainers to %d inference ranks, %d x %s each\n", what, r.Sources, r.Dests, r.Rails, r.NIC)
+	u.printf("plan %.16s: %s; busiest trainer sends %s (%.3f of the average), busiest receiver gets %s\n",
+		r.Plan, bytesText(r.Bytes), bytesText(r.Egress.Max), r.Egress.Skew, bytesText(r.Ingress.Max))
 	r.printStages(u)
 	if len(r.Runs) > 1 {
 		r.printRuns(u)

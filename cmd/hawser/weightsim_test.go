@@ -52,6 +52,8 @@ func TestWeightsSimulateUsage(t *testing.T) {
 		"--per-dest=0":             "--per-dest: 0",
 		"--rails=17":               "--rails: 17",
 		"--nic=efa --rails=2":      "--rails",
+		"--src=x.json":             "without --model",
+		"--plan=x.json":            "--plan goes without",
 		"--nic=fast":               "--nic fast: want a rate",
 		"--nic=0g":                 "--nic 0g",
 		"--order=best":             "order",
@@ -69,5 +71,25 @@ func TestWeightsSimulateUsage(t *testing.T) {
 	_, stderr, code := tool(t, "weights", "simulate", "--model=Qwen3-0.6B", "--fail=train-9@10%")
 	if code != exitFailure || !strings.Contains(stderr, "there is no such host") {
 		t.Errorf("no such host: exit %d, %s", code, stderr)
+	}
+}
+
+// A plan from a file is played as the layouts that it was made from.
+func TestWeightsSimulatePlanFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "plan")
+	if _, stderr, code := tool(t, "weights", "plan", "--model=Qwen3-0.6B", "-o", file); code != exitOK {
+		t.Fatalf("exit %d: %s", code, stderr)
+	}
+	var took []any
+	for _, from := range []string{"--model=Qwen3-0.6B", "--plan=" + file} {
+		out, stderr, code := tool(t, "weights", "simulate", from, "--json", "-")
+		if code != exitOK {
+			t.Fatalf("%s: exit %d: %s", from, code, stderr)
+		}
+		r := decodeJSON(t, out)
+		took = append(took, r["plan"], r["expected_ms"])
+	}
+	if took[0] != took[2] || took[1] != took[3] {
+		t.Errorf("plan and time %v", took)
 	}
 }
