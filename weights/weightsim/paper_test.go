@@ -146,19 +146,28 @@ func TestPaperScale(t *testing.T) {
 		}
 	})
 	t.Run("S5", func(t *testing.T) {
-		whole := play(t, "S5 nothing fails", plan, wide(400e9))
-		o := wide(400e9)
-		o.Hosts = map[string][]sim.NIC{"train-77": {Line(200e9)}}
-		slower(t, "S5 a trainer at half speed", play(t, "S5 a trainer at half speed", plan, o), whole, 1.15)
-		rails := Options{NICs: Split(400e9, 8), Fragment: *fragment, Faults: []Fault{{Place: "infer-7/nic3", Share: 0.3}}}
-		slower(t, "S5 one rail of 8 dies", play(t, "S5 one rail of 8 dies", plan, rails), whole, 1.2)
+		whole := func() *Timeline { return play(t, "S5 nothing fails", plan, wide(400e9)) }
 		dies := wide(400e9)
 		dies.Faults = []Fault{{Place: "train-77", Share: 0.5}}
-		if _, err := Run(t.Context(), plan, dies); !errors.Is(err, reshard.ErrNoReplica) {
-			t.Errorf("k2 has one replica of its experts, and survives the death of a trainer: %v", err)
-		}
-		twice := compute(t, hsdp)
-		slower(t, "S5 a trainer of two replicas dies", play(t, "S5 a trainer of two replicas dies", twice, dies), play(t, "S5 two replicas", twice, wide(400e9)), 1.3)
+		t.Run("half", func(t *testing.T) {
+			o := wide(400e9)
+			o.Hosts = map[string][]sim.NIC{"train-77": {Line(200e9)}}
+			slower(t, "S5 a trainer at half speed", play(t, "S5 a trainer at half speed", plan, o), whole(), 1.15)
+		})
+		t.Run("rail", func(t *testing.T) {
+			o := Options{NICs: Split(400e9, 8), Fragment: *fragment, Faults: []Fault{{Place: "infer-7/nic3", Share: 0.3}}}
+			slower(t, "S5 one rail of 8 dies", play(t, "S5 one rail of 8 dies", plan, o), whole(), 1.2)
+		})
+		t.Run("alone", func(t *testing.T) {
+			if _, err := Run(t.Context(), plan, dies); !errors.Is(err, reshard.ErrNoReplica) {
+				t.Errorf("k2 has one replica of its experts, and survives the death of a trainer: %v", err)
+			}
+		})
+		t.Run("replica", func(t *testing.T) {
+			twice := compute(t, hsdp)
+			r := play(t, "S5 a trainer of two replicas dies", twice, dies)
+			slower(t, "S5 a trainer of two replicas dies", r, play(t, "S5 two replicas", twice, wide(400e9)), 1.3)
+		})
 	})
 }
 
