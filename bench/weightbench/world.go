@@ -16,14 +16,13 @@ import (
 
 // world is a controller in this process and a child for each rank. Owned by one goroutine, which closes it.
 type world struct {
-	eng      *hawser.Engine
-	c        *weights.Controller
-	state    string // folder of the controller's log, in memory
-	sources  []*proc.Child
-	dests    []*proc.Child
-	version  uint64
-	bytes    int64 // delivered by a push
-	shardDir string
+	eng     *hawser.Engine
+	c       *weights.Controller
+	state   string // folder of the controller's log, in memory
+	sources []*proc.Child
+	dests   []*proc.Child
+	version uint64
+	bytes   int64 // delivered by a push
 }
 
 // memoryDir is where files are in memory.
