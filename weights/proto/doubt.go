@@ -73,6 +73,9 @@ func (m *member) told(from ID, x *Told) {
 		m.learn(x.Decision)
 		if p != nil && p.Key == x.Of {
 			m.role.decided(&Decided{Decision: x.Decision})
+			if m.part != nil { // its controller may be another one, which does not know
+				m.reportAll()
+			}
 		}
 	case p != nil && p.Key == x.Of && x.Pending && from == p.Key.Term.ID && p.doubtAt != 0:
 		p.since = m.now

@@ -358,6 +358,34 @@ func TestInDoubtPeer(t *testing.T) {
 	}
 }
 
+// TestStrandedRank: a rank that learns of the commit from another member, when its leader has given the switch up and the controller is a
+// new one with another log, does not wait for ever.
+func TestStrandedRank(t *testing.T) {
+	w := ready(t, worldConfig{publishers: 1, instances: 1, ranks: 2, shadow: true})
+	w.wants = 2
+	w.pushAll()
+	_, _ = w.ctl().c.Update(w.now, 2, UpdateOptions{})
+	leader, rank := w.nodes[2], w.nodes[3]
+	w.until(func() bool {
+		w.hold(func(p packet, k Kind) bool { return k == KindDecision && p.to == rank.id })
+		return len(leader.todo) > 0 && leader.todo[0].kind == "pause"
+	})
+	w.do(leader, true)
+	w.crash(w.ctl())
+	w.hold(func(p packet, k Kind) bool { return true })
+	w.logs = append(w.logs, &logOf{id: ID{0xd2}})
+	w.connect(w.controller(1))
+	w.until(func() bool {
+		w.hold(func(p packet, k Kind) bool { return k == KindTold && p.to == rank.id })
+		return w.ctl().c.ruling && rank.r.State() == StateInDoubt
+	})
+	w.settle(time.Minute)
+	w.wellFor(t)
+	if s := rank.r.Status(); s.State != StateFailed || leader.r.State() != StateFailed {
+		t.Fatalf("%+v\n%v", s, w)
+	}
+}
+
 // TestInDoubtOperator: nobody has heard the decision, and its log is lost: an operator decides, if nobody knows better.
 func TestInDoubtOperator(t *testing.T) {
 	for _, commit := range []bool{true, false} {

@@ -436,6 +436,10 @@ func (m *member) enterPhase(ph phase) {
 	m.out.Note(Note{Kind: NotePhase, Epoch: p.Key, Version: p.Version, From: from, To: ph.String()})
 	p.phase = ph
 	p.doubtAt = 0
+	if p.doubt && (ph == phSwitch || ph == phEnding) { // the decision is known
+		p.doubt = false
+		m.mine.Doubt(&p.Epoch, false)
+	}
 	if ph == phVoted || ph == phHalted || ph == phFailed {
 		p.since = m.now
 		p.doubtAt = m.now + m.cfg.DoubtAfter/2

@@ -268,6 +268,7 @@ func models() map[string]func() *model {
 			place = "shadow"
 		}
 		for name, set := range map[string]func(*model){
+			"order":   func(m *model) {},
 			"crash":   func(m *model) { m.crashes = 1 },
 			"restart": func(m *model) { m.crashes, m.restarts = 1, 1 },
 			"loss":    func(m *model) { m.loss = 1 },

@@ -20,7 +20,7 @@ var printSeed = maphash.MakeSeed()
 // unprinted are fields that do not matter for what comes, or that point back.
 var unprinted = map[string]bool{
 	"w": true, "out": true, "mine": true, "role": true, "cfg": true, "seq": true, "data": true,
-	"faults": true, "now": true, "stops": true, "net": true, "text": true, "why": true, "result": true, "Text": true, "asked": true, "trace": true,
+	"faults": true, "now": true, "stops": true, "Seq": true, "net": true, "text": true, "why": true, "result": true, "Text": true, "asked": true, "trace": true,
 }
 
 var durationType = reflect.TypeFor[time.Duration]()
