@@ -371,3 +371,17 @@ func TestOrderedIsOfAllRails(t *testing.T) {
 		}
 	}
 }
+
+func TestPeerIsFoundByIdentity(t *testing.T) {
+	f := sim.New(sim.Config{})
+	a, b := simEngine(t, f, "a"), simEngine(t, f, "b")
+	if a.Peer(b.ID()) != nil {
+		t.Error("a peer that was never here")
+	}
+	if _, err := b.Connect(t.Context(), a.Addr()); err != nil {
+		t.Fatal(err)
+	}
+	if p := a.Peer(b.ID()); p == nil || p.ID() != b.ID() {
+		t.Errorf("the peer that connected is %v", p)
+	}
+}

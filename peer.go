@@ -42,6 +42,9 @@ func (e *Engine) peer(id ID) *Peer {
 	return p
 }
 
+// Peer returns the peer with an identity, whoever connected, up or down; nil when it never was here, or so long ago that it was forgotten.
+func (e *Engine) Peer(id ID) *Peer { return e.known(id) }
+
 // known is peer for an identity that may never have been here: nil then.
 func (e *Engine) known(id ID) *Peer {
 	e.mu.Lock()

@@ -3,6 +3,7 @@ package weights
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -48,6 +49,7 @@ type Controller struct {
 
 	// guarded by mu
 	plans   planner
+	refused error // the last plan that was not found: why
 	ops     map[uint64]chan proto.Outcome
 	early   map[uint64]proto.Outcome // outcomes that came before the operation's number was known here
 	records chan proto.Record        // to be made durable, in order
@@ -173,7 +175,7 @@ func (c *Controller) operate(ctx context.Context, what string, v Version, begin 
 	for done := ctx.Done(); ; {
 		select {
 		case o := <-over:
-			return c.report(&o), typed(o.Err)
+			return c.report(&o), c.typed(o.Err)
 		case <-done:
 			done = nil
 			c.event(func(now proto.Time) { c.m.Cancel(now, op) }) // then it ends, and says how
@@ -181,6 +183,18 @@ func (c *Controller) operate(ctx context.Context, what string, v Version, begin 
 			return nil, fmt.Errorf("weights: %s v%d: %w", what, v, hawser.ErrClosed)
 		}
 	}
+}
+
+// typed is typed, and finds what the planner has said.
+func (c *Controller) typed(err error) error {
+	c.mu.Lock()
+	cause := c.refused
+	c.mu.Unlock()
+	var e *EpochError
+	if cause != nil && errors.As(err, &e) && e.Code == proto.CodePlan {
+		return &kindError{err, cause}
+	}
+	return typed(err)
 }
 
 // message takes messages that are not the protocol's: orders of clients, and what members report.

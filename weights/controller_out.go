@@ -24,6 +24,7 @@ func (c controllerOut) Plan(r *proto.PlanRequest) {
 			for h, b := range blobs {
 				c.keep(h, b)
 			}
+			c.refused = err
 			c.m.Planned(now, r.Epoch, plan, err)
 		}
 	})

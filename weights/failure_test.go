@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/weights/proto"
 	"github.com/hawser-project/hawser/weights/stage"
 )
@@ -30,17 +31,17 @@ func (w *world) pushSlowly(v Version) *slowly {
 	w.Helper()
 	w.fill(v)
 	s := &slowly{w: w, v: v, errs: make([]error, len(w.pubs))}
+	ctx, cancel := context.WithCancel(limit(w))
+	w.Cleanup(cancel)
 	for i, p := range w.pubs {
 		gate := make(chan int, 64)
 		s.gates = append(s.gates, gate)
-		s.wg.Go(func() { _, s.errs[i] = p.Push(limit(w), v, gate) })
+		s.wg.Go(func() { _, s.errs[i] = p.Push(ctx, v, gate) })
 	}
+	c := w.c
 	s.wg.Go(func() {
-		s.report, s.err = w.c.Update(limit(w), v)
-		if s.err != nil {
-			for _, p := range w.pubs {
-				p.event(p.m.Leave)
-			}
+		if s.report, s.err = c.Update(limit(w), v); s.err != nil && !errors.Is(s.err, hawser.ErrClosed) {
+			cancel() // publishers that no epoch took would wait for ever
 		}
 	})
 	return s

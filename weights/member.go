@@ -32,7 +32,8 @@ type memberMachine interface {
 type member struct {
 	station
 	mm     memberMachine
-	home   string // the controller's Addr
+	home   string        // the controller's Addr; guarded by mu
+	moved  chan struct{} // capacity 1: home has changed
 	stager Stager
 	limits schedule.Limits
 	mark   int64 // watermark
@@ -68,21 +69,32 @@ type foreign struct {
 }
 
 func newMember(eng *hawser.Engine, log *slog.Logger) member {
-	return member{station: newStation(eng, log), slices: map[proto.Key]adopted{}, remotes: map[proto.ID]*foreign{}}
+	return member{station: newStation(eng, log), moved: make(chan struct{}, 1), slices: map[proto.Key]adopted{}, remotes: map[proto.ID]*foreign{}}
 }
 
 // start begins to run the machine.
 func (m *member) start(mm memberMachine) {
 	m.mm = mm
 	m.begin(mm)
-	m.wg.Go(m.home_)
+	m.wg.Go(m.stay)
 }
 
-// home_ keeps a session with the controller.
-func (m *member) home_() {
+// Rehome names the controller that this member belongs to from now on: one that was started again is at another address.
+func (m *member) Rehome(controller string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.home = controller
+	signal(m.moved)
+}
+
+// stay keeps a session with the controller.
+func (m *member) stay() {
 	pause := time.Duration(0)
 	for m.ctx.Err() == nil {
-		p, err := m.connect()
+		m.mu.Lock()
+		home := m.home
+		m.mu.Unlock()
+		p, err := m.connect(home)
 		if err != nil {
 			m.log.Debug("no session with the controller", "err", err)
 			pause = min(max(2*pause, 50*time.Millisecond), 2*time.Second)
@@ -95,23 +107,28 @@ func (m *member) home_() {
 			m.mm.Controller(now, p.ID())
 		})
 		for session := p.Session(); p.Up() && p.Session() == session && m.ctx.Err() == nil; {
-			m.rest(100 * time.Millisecond)
+			if m.rest(100 * time.Millisecond) {
+				break
+			}
 		}
 	}
 }
 
-func (m *member) connect() (*hawser.Peer, error) {
+func (m *member) connect(home string) (*hawser.Peer, error) {
 	ctx, cancel := context.WithTimeout(m.ctx, connectLimit)
 	defer cancel()
-	return m.eng.Connect(ctx, m.home)
+	return m.eng.Connect(ctx, home)
 }
 
-// rest waits.
-func (m *member) rest(d time.Duration) {
+// rest waits, and reports whether the controller has moved meanwhile.
+func (m *member) rest(d time.Duration) bool {
 	select {
 	case <-time.After(d):
+	case <-m.moved:
+		return true
 	case <-m.ctx.Done():
 	}
+	return false
 }
 
 // Adopt reads a slice.
@@ -149,10 +166,7 @@ func (m *member) adopt(e proto.Key, a adopted) {
 
 // Fence takes a right away.
 func (m *member) Fence(id proto.ID, hard bool) {
-	var p *hawser.Peer
-	if x := m.peers[id]; x != nil {
-		p = x.p
-	}
+	p := m.eng.Peer(id) // also one that has only imported, and never said a word
 	regions := slices.Clone(m.open())
 	m.do(func(ctx context.Context) func(proto.Time) {
 		err := m.fence(ctx, p, regions, hard)

@@ -32,6 +32,8 @@ type station struct {
 
 	ctx  context.Context // ends in Close
 	stop context.CancelFunc
+	// tap sees each message before it is sent, and decides whether it is; nil but in tests. Guarded by mu.
+	tap func(data []byte) bool
 	// other takes messages that are not the protocol's; nil: there are none.
 	other func(from *hawser.Peer, data []byte) bool
 	deaf  func()        // ends the calls of peerEvent
@@ -248,6 +250,9 @@ const connectLimit = 5 * time.Second
 func (s *station) Send(to proto.ID, data []byte) {
 	if s.ctx.Err() != nil {
 		return // a station that has ended says nothing more
+	}
+	if s.tap != nil && !s.tap(data) {
+		return
 	}
 	s.messages++
 	x := s.known(to)

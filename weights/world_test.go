@@ -230,7 +230,8 @@ func newWorld(t testing.TB, open network, m toy, ch change) *world {
 	if w.c, err = NewController(w.ctl, o); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { closeOf(t, w.c.Close) })
+	c := w.c
+	t.Cleanup(func() { closeOf(t, c.Close) })
 	for r := range m.trainers {
 		w.pubs = append(w.pubs, w.newTrainer(r, ch))
 	}
@@ -301,14 +302,14 @@ func (w *world) pushFilled(v Version) (*Report, error) {
 	w.Helper()
 	var wg sync.WaitGroup
 	errs := make([]error, len(w.pubs))
+	ctx, cancel := context.WithCancel(limit(w))
+	defer cancel()
 	for i, p := range w.pubs {
-		wg.Go(func() { _, errs[i] = p.Push(limit(w), v, nil) })
+		wg.Go(func() { _, errs[i] = p.Push(ctx, v, nil) })
 	}
 	report, err := w.c.Update(limit(w), v)
-	if err != nil { // publishers that no epoch took would wait for ever
-		for _, p := range w.pubs {
-			p.event(p.m.Leave)
-		}
+	if err != nil {
+		cancel() // publishers that no epoch took would wait for ever
 	}
 	wg.Wait()
 	if err == nil {

@@ -141,6 +141,7 @@ func (c *Controller) rule() {
 	c.out.Note(Note{Kind: NoteTerm, Peer: c.id, Text: c.term.String()})
 	for _, p := range c.peers {
 		c.say(p.id, Head{Term: c.term}, &Joined{})
+		c.wantLayout(p)
 	}
 	c.recover()
 }

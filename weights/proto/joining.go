@@ -37,8 +37,13 @@ func (c *Controller) join(from ID, h Head, j *Join) {
 			c.done(from, &Done{Of: k, Code: CodeFlip, OK: !c.epoch.commit || j.State == StateCommitted && j.Version == c.epoch.version})
 		}
 	}
-	if !c.out.Has(j.Member.Layout) {
-		c.tell(from, Head{Term: c.term}, &Want{j.Member.Layout})
+	c.wantLayout(p)
+}
+
+// wantLayout asks a member for its layout, if that is not here.
+func (c *Controller) wantLayout(p *peer) {
+	if !c.out.Has(p.join.Member.Layout) {
+		c.tell(p.id, Head{Term: c.term}, &Want{p.join.Member.Layout})
 	}
 }
 

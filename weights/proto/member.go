@@ -212,9 +212,13 @@ func (m *member) handle(from ID, h Head, b Body) bool {
 		m.answer(from, h, x)
 	case *Told:
 		m.told(from, x)
+	case *Want: // whatever the term: a controller asks before its own begins, and what it gets is known by its hash
+		if m.out.Has(x.Hash) {
+			m.out.SendBlob(from, x.Hash)
+		}
 	case *Stopped, *Flip, *Flipped:
 		return m.fellow(from, h, b)
-	case *Joined, *Want, *Plan, *Begin, *Start, *Drop, *Stage, *Halt, *Decided, *OutOf:
+	case *Joined, *Plan, *Begin, *Start, *Drop, *Stage, *Halt, *Decided, *OutOf:
 		return m.ordered(from, h, b)
 	default:
 		m.out.Note(Note{Kind: NoteProtocol, Peer: from, Text: b.Kind().String() + " to a member"})
@@ -239,11 +243,6 @@ func (m *member) ordered(from ID, h Head, b Body) bool {
 	switch x := b.(type) {
 	case *Joined:
 		m.joined = true
-		return true
-	case *Want:
-		if m.out.Has(x.Hash) {
-			m.out.SendBlob(from, x.Hash)
-		}
 		return true
 	case *Plan:
 		return m.plan(h, x)
