@@ -635,7 +635,7 @@ func (w *world) checkCommit(r *Record) {
 		if n.r == nil || !n.alive || !r.Decision.Commits(n.r.cfg.Member.Instance) {
 			continue
 		}
-		if p := n.r.part; p == nil || p.Key != r.Decision.Of || !p.voted && !r.Decision.Operator {
+		if p := n.r.part; !r.Decision.Operator && (p == nil || p.Key != r.Decision.Of || !p.voted) { // an operator may confirm what others have done
 			w.fault("%v is committed, node %d is not prepared", r.Decision.Of, n.i)
 		}
 		for _, f := range w.writes {
