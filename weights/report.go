@@ -48,8 +48,13 @@ func (p *Phases) raise(o Phases) {
 		at *time.Duration
 		d  time.Duration
 	}{
-		{&p.Pause, o.Pause}, {&p.FirstByte, o.FirstByte}, {&p.LastByte, o.LastByte}, {&p.Verify, o.Verify}, {&p.PostLoad, o.PostLoad},
-		{&p.Commit, o.Commit}, {&p.Resume, o.Resume},
+		{&p.Pause, o.Pause},
+		{&p.FirstByte, o.FirstByte},
+		{&p.LastByte, o.LastByte},
+		{&p.Verify, o.Verify},
+		{&p.PostLoad, o.PostLoad},
+		{&p.Commit, o.Commit},
+		{&p.Resume, o.Resume},
 	} {
 		*x.at = max(*x.at, x.d)
 	}
