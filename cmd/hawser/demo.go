@@ -16,9 +16,10 @@ type demoCmd struct {
 }
 
 type demoResult struct {
-	OK      bool            `json:"ok"`
-	Seconds float64         `json:"seconds"`
-	Replays []*replayReport `json:"replays"`
+	OK      bool              `json:"ok"`
+	Seconds float64           `json:"seconds"`
+	Replays []*replayReport   `json:"replays"`
+	Weights *weightsActResult `json:"weights"`
 }
 
 // demoPool holds every prompt that the generator makes, and is made in a moment.
@@ -62,6 +63,10 @@ func (c *demoCmd) Run(ctx context.Context, u *ui) error {
 			faults = append(faults, fmt.Errorf("over %s: %d requests were cancelled, want %d", name, r.Cancelled, demoDecoders))
 		}
 	}
+	var err error
+	if d.Weights, err = c.act(ctx, u); err != nil {
+		faults = append(faults, err)
+	}
 	d.Seconds, d.OK = time.Since(began).Seconds(), len(faults) == 0
 	if d.OK {
 		u.printf("demo: %s in %.0f s\n", d.summary(), d.Seconds)
@@ -78,5 +83,6 @@ func (d *demoResult) summary() string {
 		bytes += r.Bytes
 		networks = append(networks, r.Provider)
 	}
-	return fmt.Sprintf("ok: %d requests verified, %d cancelled, %.1f GB moved over %s, 0 bytes wrong, 0 pages lost", verified, cancelled, float64(bytes)/1e9, strings.Join(networks, " and "))
+	return fmt.Sprintf("ok: %d requests verified, %d cancelled, %.1f GB moved over %s, 0 bytes wrong, 0 pages lost; %d versions of weights pushed",
+		verified, cancelled, float64(bytes)/1e9, strings.Join(networks, " and "), len(d.Weights.Pushes))
 }

@@ -1,6 +1,6 @@
 // Command hawser demonstrates, measures and inspects Hawser.
 //
-//	hawser demo                    replay a generated trace over every built-in network, with content checks
+//	hawser demo                    replay a generated trace over every built-in network, then push weights, with content checks
 //	hawser kv replay               the same with your own trace, model shape, speed and faults
 //	hawser kv prefill, kv decode   the two sides of it, each on its own
 //	hawser bench SCENARIO          speed against a yardstick in the same run, on one host or two (imm, write, pages, scatter, barrier, message)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"time"
 
@@ -60,6 +61,9 @@ func (weightsServeCmd) Help() string {
 func (c *weightsServeCmd) Run(ctx context.Context, u *ui) error {
 	c.hush(u)
 	parent, ctx := c.attach(ctx)
+	if parent != nil {
+		u.out = io.Discard // the parent reads messages there
+	}
 	return tell(parent, c.serve(ctx, u, parent))
 }
 
