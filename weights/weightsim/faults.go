@@ -189,7 +189,7 @@ func (w *world) checkFaults() error {
 	for _, x := range w.o.Faults {
 		name, _, _ := strings.Cut(x.Place, "/")
 		if w.byName[name] == nil {
-			errs = append(errs, fmt.Errorf("fault at %q: there is no such host; hosts are train-0 .. and infer-0 ..", x.Place))
+			errs = append(errs, fmt.Errorf("fault at %q: there is no such host; hosts are train-N and infer-N", x.Place))
 		}
 	}
 	return errors.Join(errs...)

@@ -15,7 +15,6 @@ type receiver struct {
 	left    []int    // of these, to come
 	open    int      // stages that are not complete
 	bytes   int64
-	kept    int64  // that it had before this epoch
 	full    func() // every stage is complete
 
 	times Receiver

@@ -26,7 +26,6 @@ type world struct {
 
 	ctl      *control
 	byName   map[string]*host
-	all      int64 // bytes to arrive
 	landed   int64 // bytes of writes that have ended
 	arrived  int   // immediates
 	repair   RepairFunc
