@@ -201,6 +201,10 @@ func (w *Windows[T]) Clear(d int, f func(T)) {
 	}
 	w.waiting -= len(x.queue) - x.head
 	x.queue, x.head = nil, 0
+	w.look(d)
+	if w.yields == d {
+		w.yields = -1
+	}
 }
 
 // Drop empties all queues; what is in flight is not touched.
