@@ -2,6 +2,7 @@ package reshard
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -38,6 +39,9 @@ func (c *class) place(scales []placement, p *Plan, f *faults) {
 		}
 	}
 	for s := range scales {
+		if slices.ContainsFunc(scales[s].axes, func(a axis) bool { return len(a) > 1 }) {
+			f.layout.add("%s: rank %d: scales in digits are not planned; give them strides", name, scales[s].rank)
+		}
 		c.scales = append(c.scales, scales[s].holder)
 		if n := boxVolume(scales[s].lo, scales[s].hi); taken[s] != n {
 			f.layout.add("%s: rank %d has a place for the scales of blocks %s, and the values of %d of these %d blocks", name, scales[s].rank,

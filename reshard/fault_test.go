@@ -115,6 +115,14 @@ func TestBlockCuts(t *testing.T) {
 	l := at(4)
 	l.Grids = l.Grids[:1]
 	wants(t, compute(src, l), ErrLayout, "has the values and no place for their scales")
+	l = at(1)
+	l.Grids = l.Grids[:1]
+	l.Buffers[0][0] += 1 << 10
+	l.Fragments = []Fragment{{
+		Tensor: 0, Lo: []int64{0, 0, 0}, Hi: []int64{6, 2, 2}, Offset: 1536 * 256, Digits: []Digit{{6, 4}, {2, 48}, {2, 24}},
+		Codec: Codec{Kind: fp8Kind}, Scales: true,
+	}}
+	wants(t, compute(src, l), ErrLayout, "scales in digits are not planned")
 	l = at(4)
 	l.Grids = l.Grids[1:]
 	if err := compute(src, l); err == nil {
