@@ -186,7 +186,9 @@ func drawLayout(t *rapid.T, side string, tensors []Tensor) *Layout {
 	for i := range tensors {
 		if rapid.IntRange(0, 2).Draw(t, side+" kind") == 0 {
 			drawFragments(t, p, i, ranks, true, Codec{}, side)
-			continue
+			if side != "train" || rapid.Bool().Draw(t, "once") {
+				continue
+			} // else boxes of a source overlap in part
 		}
 		kinds := []string{"shard", "strided", "replicate"}
 		p.grid(Grid{Tensors: []int{i}, Mesh: mesh, Place: drawPlace(t, mesh, len(tensors[i].Shape), kinds, side+" place")})
