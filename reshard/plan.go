@@ -44,7 +44,6 @@ type Plan struct {
 	rules    []Rule
 	opts     Options
 	stages   []string
-	codecs   []Codec
 	classes  []*class
 	regions  int64
 	out, in  []int64 // bytes by source rank, by destination rank

@@ -12,9 +12,7 @@ import (
 // something that is still needed, the error is ErrNoReplica and names it.
 func (p *Plan) Repair(lost []int, verified func(dst, stage int) bool) (*Plan, error) {
 	gone := make([]bool, len(p.src.Buffers))
-	for i, g := range p.gone {
-		gone[i] = g
-	}
+	copy(gone, p.gone)
 	for _, r := range lost {
 		if r < 0 || r >= len(gone) {
 			return nil, planFault(ErrLayout, "repair: there is no source rank %d, of %d", r, len(gone))
