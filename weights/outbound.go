@@ -32,9 +32,8 @@ type outbound struct {
 	partner map[int]int // rank of a publisher -> its index
 
 	// guarded by m.mu
-	writer  *writer // nil while memory is imported
-	dropped []int   // members
-	sums    []proto.StageSum
+	writer  *writer       // nil while memory is imported
+	dropped []int         // members
 	lost    map[int]error // members
 	report  memberReport
 }

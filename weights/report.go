@@ -114,7 +114,6 @@ type clock struct {
 	began, decided time.Time
 	first          uint64                    // epoch
 	reports        map[proto.ID]memberReport // the last one of each
-	total          memberReport              // of those that were replaced
 }
 
 func (c *clock) note(n proto.Note) {

@@ -93,9 +93,6 @@ func (s *station) end() {
 
 func (s *station) now() proto.Time { return time.Since(s.origin) }
 
-// time is a time of the machine on the wall clock.
-func (s *station) time(t proto.Time) time.Time { return s.origin.Add(t) }
-
 // unlock ends a call of the machine, which may have set an earlier deadline.
 func (s *station) unlock() {
 	if next, ok := s.m.Next(); ok && next < s.due {

@@ -158,9 +158,6 @@ func width(r *[2]int) int {
 	return r[1] - r[0]
 }
 
-// routed says whether the tensor belongs to experts that a router chooses among.
-func (p *Pattern) routed() bool { return p.Expert != nil || p.EP != nil }
-
 // blocks is how many scales a quantized tensor has.
 func blocks(shape []int64) int64 {
 	if len(shape) != 2 {
