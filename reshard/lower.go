@@ -100,7 +100,7 @@ func (p *Plan) chunks(c *class, x *pair, to *holder) []box {
 		if step < x.hi[d]-x.lo[d] {
 			step = ceil(step, align) * align
 			out = cutBoxes(out, d, step)
-			several = several && step > align
+			several = false // or step is more than one row of blocks
 		}
 		if several || step > align || step*inner <= p.opts.MaxWrite && step*inner < p.opts.SmallTensor {
 			return out // what is inside has no long ranges with gaps, or several rows of blocks, which are not cut inside

@@ -129,10 +129,10 @@ func (g *dims) divide(p *placement, view []int64) ([]box, []axis, error) {
 		for have := int64(1); have < view[v] || mine == nil; {
 			k := len(a) - 1 - digits
 			if k <= 0 {
-				if view[v]%have != 0 || inner*have%digitsIn(a[1:]) != 0 {
+				if inner*have%digitsIn(a[1:]) != 0 {
 					return nil, nil, fmt.Errorf("view %v cuts through the digits of dimension %d", view, g.s0)
 				}
-				mine = slices.Insert(mine, 0, Digit{Extent: view[v] / have, Stride: a[0].Stride * (inner * have / digitsIn(a[1:]))})
+				mine = slices.Insert(mine, 0, Digit{Extent: ceil(view[v], have), Stride: a[0].Stride * (inner * have / digitsIn(a[1:]))})
 				break
 			}
 			mine = slices.Insert(mine, 0, a[k])

@@ -37,6 +37,13 @@ func TestViewRandom(t *testing.T) {
 	})
 }
 
+func TestViewCutsDigits(t *testing.T) {
+	p := newPacker("train", 1, []Tensor{{"a", []int64{6}, BF16}})
+	p.fragment(Fragment{Tensor: 0, Lo: []int64{0, 0}, Hi: []int64{3, 2}, Digits: []Digit{{Extent: 3}, {Extent: 2}}}, []int{0, 1})
+	into := whole("infer", Tensor{"b", []int64{2, 3}, BF16})
+	wants(t, compute(p.layout(), into, Rule{Match: "a", Into: "b", View: []int64{2, 3}}), ErrLayout, "view [2 3] cuts through the digits of dimension 0")
+}
+
 func wantsKind(t *rapid.T, err error) {
 	if f, ok := err.(*Fault); !ok || f.Kind != ErrLayout {
 		t.Fatalf("%v is no fault of a layout", err)
