@@ -23,6 +23,7 @@ type slowly struct {
 	report *Report
 	err    error // of Update
 	errs   []error
+	cancel context.CancelFunc // gives up pushes that no epoch took
 	wg     sync.WaitGroup
 }
 
@@ -33,6 +34,7 @@ func (w *world) pushSlowly(v Version) *slowly {
 	s := &slowly{w: w, v: v, errs: make([]error, len(w.pubs))}
 	ctx, cancel := context.WithCancel(limit(w))
 	w.Cleanup(cancel)
+	s.cancel = cancel
 	for i, p := range w.pubs {
 		gate := make(chan int, 64)
 		s.gates = append(s.gates, gate)

@@ -131,6 +131,21 @@ func twoControllers(t tb) {
 
 func TestTwoControllers(t *testing.T) { twoControllers(t) }
 
+// TestPushDuringTakeover: a push that begins when a second controller rules, and the members have not heard of it yet, is offered to that one too.
+func TestPushDuringTakeover(t *testing.T) {
+	w := ready(t, worldConfig{publishers: 1, instances: 1, ranks: 1})
+	w.logs = append(w.logs, &logOf{id: ID{0xd2}})
+	c := w.controller(1)
+	w.connect(c)
+	w.until(func() bool { return c.c.ruling })
+	if w.nodes[1].p.term.ID == c.id {
+		t.Fatal("the publisher has heard of the second controller already")
+	}
+	if o := w.orders(t, 2, time.Minute); o == nil || o.Err != nil {
+		t.Fatalf("%+v\n%v", o, w)
+	}
+}
+
 // lateStopped: that the instance was stopped in an earlier epoch means nothing.
 func lateStopped(t tb) {
 	w := ready(t, worldConfig{publishers: 1, instances: 1, ranks: 2})

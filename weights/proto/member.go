@@ -242,7 +242,6 @@ func (m *member) ordered(from ID, h Head, b Body) bool {
 	}
 	switch x := b.(type) {
 	case *Joined:
-		m.joined = true
 		return true
 	case *Plan:
 		return m.plan(h, x)
@@ -272,13 +271,17 @@ func (m *member) see(k Key) {
 	}
 }
 
-// raise obeys a higher term.
+// raise obeys a higher term, and reports to its controller again.
 func (m *member) raise(t Term) {
 	m.forget(func(l *letter) bool { return l.to == m.term.ID && (m.part == nil || l.about != m.part.Key.Number) })
-	m.term, m.joined = t, false
+	m.term = t
 	m.out.Note(Note{Kind: NoteTerm, Peer: t.ID})
 	if p := m.part; p != nil && p.Key.Term != t && !p.voted && p.phase != phEnding {
 		m.role.abandon()
+	}
+	// What happened since its controller was told how this member is, only the one before has heard.
+	if slices.Contains(m.links, t.ID) {
+		m.report(t.ID)
 	}
 }
 
