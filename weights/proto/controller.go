@@ -211,10 +211,12 @@ func (c *Controller) stale(x *Stale) {
 		c.deposed = true
 		c.sees(x.Highest.Number)
 		c.out.Note(Note{Kind: NoteStale, Peer: x.Highest.ID, Text: "members obey " + x.Highest.String()})
+		if o := c.op; o != nil {
+			c.endOp(&EpochError{Version: o.version, Code: CodeStale, Text: "members obey " + x.Highest.String(), Err: hawser.ErrStale})
+		}
 		if e := c.epoch; e != nil && e.phase < epDeciding {
 			c.dropEpoch()
 		}
-		c.endOp(&EpochError{Code: CodeStale, Err: hawser.ErrStale})
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/hawser-project/hawser"
 )
 
 // tb is what the tests of guards need of a testing.T: mutated machines are tried with a witness.
@@ -118,8 +120,8 @@ func twoControllers(t tb) {
 	if err == nil && len(low.result) == 1 {
 		err = low.result[0].Err
 	}
-	if err == nil || w.nodes[2].r.Status().Version != 1 {
-		t.Fatalf("the lower of two controllers is obeyed: %+v\n%v", low.result, w)
+	if !errors.Is(err, hawser.ErrStale) || w.nodes[2].r.Status().Version != 1 {
+		t.Fatalf("the lower of two controllers is obeyed, or does not hear why not: %v, %+v\n%v", err, low.result, w)
 	}
 	if _, err = low.c.Update(w.now, 3, UpdateOptions{}); err == nil {
 		t.Fatalf("a controller that is not obeyed takes orders")
