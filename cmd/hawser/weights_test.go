@@ -152,6 +152,12 @@ func (c *cluster) stopAll() {
 func (c *cluster) start(expect int, more ...string) {
 	c.Helper()
 	c.control(expect)
+	c.join(more...)
+}
+
+// join starts all members.
+func (c *cluster) join(more ...string) {
+	c.Helper()
 	for r := range c.trainers {
 		c.trainer(r)
 	}
@@ -161,9 +167,10 @@ func (c *cluster) start(expect int, more ...string) {
 }
 
 // control starts the controller.
-func (c *cluster) control(expect int) {
+func (c *cluster) control(expect int, more ...string) {
 	c.Helper()
-	c.serve("controller", "--role", "controller", "--state", c.file("state"), "--addr-file", c.file("addr"), "--expect", fmt.Sprint(expect))
+	args := []string{"--role", "controller", "--state", c.file("state"), "--addr-file", c.file("addr"), "--expect", fmt.Sprint(expect)}
+	c.serve("controller", append(args, more...)...)
 	c.flags = []string{"--controller", "@" + c.file("addr")}
 }
 

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hawser-project/hawser"
@@ -33,29 +34,67 @@ type weightsNodeFlags struct {
 
 // controllerFlag says where the controller is.
 type controllerFlag struct {
-	Controller string `required:"" placeholder:"ADDR" help:"The controller: what it printed, HOST:PORT where it listens, @FILE with either, or file:PATH, its registry."`
+	Controller string `required:"" placeholder:"ADDR" help:"The controller: what it printed, which is good while it lives, HOST:PORT where it listens, @FILE with either, or file:PATH, its registry."`
 }
 
 // addrPatience is how long a file of an address may be missing: processes start at the same time.
 const addrPatience = 10 * time.Second
 
-// address finds the controller.
-func (f *controllerFlag) address(ctx context.Context) (string, error) {
-	read := func() (string, error) { return f.Controller, nil }
+// reader returns what finds the address that holds now. fixed: it is always the same.
+func (f *controllerFlag) reader() (read func() (string, error), fixed bool, err error) {
 	if name, ok := strings.CutPrefix(f.Controller, "@"); ok {
-		read = func() (string, error) {
+		return func() (string, error) {
 			b, err := os.ReadFile(name)
 			return strings.TrimSpace(string(b)), err
+		}, false, nil
+	}
+	if !strings.HasPrefix(f.Controller, "file:") {
+		return func() (string, error) { return f.Controller, nil }, true, nil
+	}
+	r, err := openRegistry(f.Controller)
+	if err != nil {
+		return nil, false, err
+	}
+	return func() (string, error) {
+		l, err := (&termRegistry{r}).read()
+		return l.Controller, err
+	}, false, nil
+}
+
+// followPause is how often a member looks whether its controller is elsewhere.
+const followPause = 200 * time.Millisecond
+
+// follow calls rehome whenever the address is not addr any more: a controller that is started again is another engine, at another address, also
+// where it listens at the same port. The caller calls wait, after ctx has ended.
+func (f *controllerFlag) follow(ctx context.Context, addr string, rehome func(string)) (wait func()) {
+	read, fixed, err := f.reader()
+	if fixed || err != nil {
+		return func() {}
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(followPause)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			if now, err := read(); err == nil && now != "" && now != addr {
+				addr = now
+				rehome(now)
+			}
 		}
-	} else if strings.HasPrefix(f.Controller, "file:") {
-		r, err := openRegistry(f.Controller)
-		if err != nil {
-			return "", err
-		}
-		read = func() (string, error) {
-			l, err := (&termRegistry{r}).read()
-			return l.Controller, err
-		}
+	})
+	return wg.Wait
+}
+
+// address finds the controller.
+func (f *controllerFlag) address(ctx context.Context) (string, error) {
+	read, _, err := f.reader()
+	if err != nil {
+		return "", err
 	}
 	for end := time.Now().Add(addrPatience); ; {
 		addr, err := read()

@@ -20,7 +20,7 @@ type weightsServeCmd struct {
 	childFlag
 
 	Role       string `enum:"receiver,publisher,controller" default:"receiver" placeholder:"ROLE" help:"receiver: an inference rank; publisher: a training rank that pushes when it is asked; controller (default: ${default})."`
-	Controller string `placeholder:"ADDR" help:"The controller: what it printed, HOST:PORT where it listens, @FILE with either, or file:PATH, its registry."`
+	Controller string `placeholder:"ADDR" help:"The controller: what it printed, which is good while it lives, HOST:PORT where it listens, @FILE with either, or file:PATH, its registry."`
 	Layout     string `placeholder:"FILE" help:"Layout of this side."`
 	Rank       int    `default:"-1" placeholder:"R" help:"Which rank of the layout this is."`
 	Instance   int    `default:"-1" placeholder:"I" help:"Check that the rank belongs to this instance."`
@@ -183,6 +183,10 @@ func (c *weightsServeCmd) receive(ctx context.Context, u *ui, parent *proc.Paren
 	defer func() {
 		err = errors.Join(err, c.dump(r.Active()), closed(ctx, r.Close))
 	}()
+	watching, stop := context.WithCancel(ctx)
+	at := controllerFlag{c.Controller}
+	defer at.follow(watching, o.Controller, r.Rehome)()
+	defer stop()
 	if err := c.ready(u, parent, n.eng.Addr()); err != nil {
 		return err
 	}
@@ -234,6 +238,8 @@ func (c *weightsServeCmd) publish(ctx context.Context, u *ui, parent *proc.Paren
 		return err
 	}
 	watching, stop := context.WithCancelCause(ctx)
+	at := controllerFlag{c.Controller}
+	defer at.follow(watching, o.Controller, p.Rehome)()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
