@@ -122,7 +122,7 @@ func (p *layoutParser) check(r *placeRule) (err error) {
 			return err
 		}
 		if place.Kind == "partial" {
-			return fmt.Errorf("placement is partial on mesh dim %q; reduce it before describing the model", m.Dims[i])
+			return fmt.Errorf("it is Partial on mesh dim %q; reduce it before describing the model", m.Dims[i])
 		}
 		r.place = append(r.place, place)
 	}
