@@ -223,6 +223,18 @@ func TestPoisonTwoPatterns(t *testing.T) {
 	}
 }
 
+// TestPushNothing: tensors without elements are pushed like others, though nobody has a byte to send.
+func TestPushNothing(t *testing.T) {
+	for _, shadow := range []bool{false, true} {
+		w := newWorld(t, networks["shm"](), toy{cols: 128}, change{shadow: shadow})
+		for v := Version(1); v <= 2; v++ {
+			if r := w.mustPush(v); r.Bytes != 0 || len(r.Serving) != 1 {
+				t.Errorf("report %+v", r)
+			}
+		}
+	}
+}
+
 // TestBitFlip: one bit changes on the way: the digest says so, and nobody commits.
 func TestBitFlip(t *testing.T) {
 	onNetworks(t, func(t *testing.T, open network) {

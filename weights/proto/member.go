@@ -452,7 +452,7 @@ func (m *member) enterPhase(ph phase) {
 func (m *member) grant(kept []uint64) {
 	p := m.part
 	m.enterPhase(phGrant)
-	if len(p.Writers) == 0 {
+	if len(p.Writers) == 0 && p.source() {
 		m.enterPhase(phReady)
 		m.sayBack(&GrantOf{Holds: m.imported()})
 		return
