@@ -40,6 +40,7 @@ var rules = []rule{
 	{"weights", []string{"", "internal/invariants", "moe/numeric", "reshard", "weights"}, []string{"github.com/cespare/xxhash/v2"}},
 	{"reshard", []string{"internal/invariants", "moe/numeric", "reshard"}, nil},
 	{"moe/numeric", nil, []string{sys}},
+	{"moe", []string{"", "internal/invariants", "moe"}, nil},
 	{"examples", []string{"", "kv", "mem", "provider"}, nil},
 	{"internal", []string{"internal", "mem", "provider", "topo"}, []string{sys}},
 	{"provider", []string{"internal", "mem", "provider", "topo"}, []string{sys}},
