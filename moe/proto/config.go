@@ -62,12 +62,23 @@ func (c *Config) check() error {
 		name      string
 		v, lo, hi int
 	}{
-		{"MaxRanks", c.MaxRanks, 1, MaxRanks}, {"Rank", c.Rank, 0, c.MaxRanks - 1}, {"MaxTokens", c.MaxTokens, 1, 1 << 24},
-		{"Hidden", c.Hidden, 1, 1 << 20}, {"Experts", c.Experts, 1, 1 << 16}, {"TopK", c.TopK, 1, min(c.Experts, 1<<10)},
-		{"InBytes", c.InBytes, 1, 8}, {"WireBytes", c.WireBytes, 2, 4}, {"ScaleBlock", c.ScaleBlock, 0, 1 << 20},
-		{"ScaleBytes", c.ScaleBytes, 0, 8}, {"FirstChunk", c.FirstChunk, -1, math.MaxInt32}, {"ChunkRecords", c.ChunkRecords, 0, 1 << 20},
-		{"PoolRecords", c.PoolRecords, 0, 1 << 24}, {"Lanes", c.Lanes, 0, MaxLanes}, {"Window", c.Window, 0, Window},
-		{"MaxRecv", c.MaxRecv, 0, math.MaxInt32}, {"StreamRows", c.StreamRows, 0, math.MaxInt32},
+		{"MaxRanks", c.MaxRanks, 1, MaxRanks},
+		{"Rank", c.Rank, 0, c.MaxRanks - 1},
+		{"MaxTokens", c.MaxTokens, 1, 1 << 24},
+		{"Hidden", c.Hidden, 1, 1 << 20},
+		{"Experts", c.Experts, 1, 1 << 16},
+		{"TopK", c.TopK, 1, min(c.Experts, 1<<10)},
+		{"InBytes", c.InBytes, 1, 8},
+		{"WireBytes", c.WireBytes, 2, 4},
+		{"ScaleBlock", c.ScaleBlock, 0, 1 << 20},
+		{"ScaleBytes", c.ScaleBytes, 0, 8},
+		{"FirstChunk", c.FirstChunk, -1, math.MaxInt32},
+		{"ChunkRecords", c.ChunkRecords, 0, 1 << 20},
+		{"PoolRecords", c.PoolRecords, 0, 1 << 24},
+		{"Lanes", c.Lanes, 0, MaxLanes},
+		{"Window", c.Window, 0, Window},
+		{"MaxRecv", c.MaxRecv, 0, math.MaxInt32},
+		{"StreamRows", c.StreamRows, 0, math.MaxInt32},
 	} {
 		if f.v < f.lo || f.v > f.hi {
 			return fmt.Errorf("%w: %s is %d, want %d .. %d", ErrConfig, f.name, f.v, f.lo, f.hi)

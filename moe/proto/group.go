@@ -74,10 +74,12 @@ type seat struct {
 
 	given bool // descriptors in round 2
 	// These outlast epochs.
-	listed    bool // a write to it may yet land, and it is not known to have fenced this engine
-	suspected bool // it has said so, of a write to here
-	holds     bool // it has descriptors of the regions here
-	holder    ID   // and is this engine
+	listed    bool   // a write to it may yet land, and it is not known to have fenced this engine
+	suspected bool   // it has said so, of a write to here
+	has       uint32 // view in which its descriptors were imported
+	gave      uint32 // view in which it got descriptors, if it did: it says so
+	holds     bool   // it may have descriptors of the regions here
+	holder    ID     // and is this engine
 }
 
 // Group changes views. It owns its lanes: their events go to them, and Progress after each while a change is under way.
@@ -128,7 +130,7 @@ func (g *Group) Activate(v View) error {
 	for _, m := range v.Members {
 		s := &g.seats[m.Rank]
 		if s.id != m.ID {
-			s.listed = false
+			s.listed, s.has = false, 0
 		}
 		s.member, s.id = true, m.ID
 	}
@@ -240,7 +242,7 @@ func (g *Group) others(rank int) bool { return g.seats[rank].member && rank != g
 func (g *Group) send(rank, round int) {
 	s := &g.seats[rank]
 	m := Member{rank, s.id}
-	r := Ready{View: g.epoch, Round: round, Source: g.cfg.Rank, From: g.id, To: s.id, Config: g.cfg.Hash(), Lanes: g.states, Unfenced: s.listed}
+	r := Ready{View: g.epoch, Round: round, Source: g.cfg.Rank, From: g.id, To: s.id, Config: g.cfg.Hash(), Lanes: g.states, Unfenced: s.listed, Has: s.has}
 	if round == 2 && s.given {
 		r.Descriptors = g.out.Descriptors(m)
 	}

@@ -90,7 +90,9 @@ func (g *Group) Recycled() {
 	}
 	for i := range g.seats {
 		if s := &g.seats[i]; g.others(i) {
-			s.given = !s.holds
+			if s.given = !s.holds || s.said[0].Has != s.gave; s.given {
+				s.gave = g.epoch
+			}
 			g.send(i, 2)
 			s.holds, s.holder = true, s.id
 		}
@@ -136,6 +138,7 @@ func (g *Group) Imported(m Member, err error) {
 	}
 	s.done = true
 	if len(s.said[1].Descriptors) > 0 {
+		s.has = g.epoch
 		s.listed = false // it has fenced this engine, or has new regions
 	}
 	g.Progress()

@@ -14,7 +14,7 @@ const MaxDescriptors = 48 << 10
 
 const (
 	readyMagic = 0x314d5952 // "RYM1"
-	readyHead  = 64
+	readyHead  = 72
 	laneBytes  = 16
 )
 
@@ -24,7 +24,8 @@ const (
 //	        4  round, 1     12  crc32c of all    48  bytes of descriptors, 4
 //	        5  lanes, 1          with 0 here, 4  52  flags, 4: bit 0: unfenced
 //	        6  source, 2    16  identity, 16     56  hash of the configuration, 8
-//	                                             64  lanes: begun, 8, completed, 8; then the descriptors
+//	                                             64  view whose descriptors the sender has, 4; zero, 4
+//	                                             72  lanes: begun, 8, completed, 8; then the descriptors
 //
 // Round 2 repeats what round 1 says, so either may come first.
 type Ready struct {
@@ -35,6 +36,7 @@ type Ready struct {
 	Config      uint64
 	Lanes       [MaxLanes]LaneState // the first of them
 	Unfenced    bool                // a write to the recipient may yet land there
+	Has         uint32              // latest view in which it imported descriptors of the recipient
 	Descriptors []byte              // round 2: for the recipient; empty if those that it has are good
 }
 
@@ -61,6 +63,7 @@ func (r *Ready) Append(b []byte, lanes int) []byte {
 	}
 	b = le.AppendUint32(b, flags)
 	b = le.AppendUint64(b, r.Config)
+	b = le.AppendUint64(b, uint64(r.Has))
 	for _, l := range r.Lanes[:lanes] {
 		b = le.AppendUint64(b, l.Begun)
 		b = le.AppendUint64(b, l.Completed)
@@ -98,9 +101,13 @@ func (l *Layout) ParseReady(b []byte) (Ready, error) {
 		return bad("bytes of descriptors", uint64(le.Uint32(b[48:])), uint64(len(b)-want))
 	case le.Uint32(b[52:]) > 1:
 		return bad("flags", uint64(le.Uint32(b[52:])), 1)
+	case le.Uint32(b[68:]) != 0:
+		return bad("zero", uint64(le.Uint32(b[68:])), 0)
 	}
-	r := Ready{Round: int(b[4]), Source: int(le.Uint16(b[6:])), View: le.Uint32(b[8:]), From: ID(b[16:32]), To: ID(b[32:48]),
-		Config: le.Uint64(b[56:]), Unfenced: b[52] == 1, Descriptors: b[want:]}
+	r := Ready{
+		Round: int(b[4]), Source: int(le.Uint16(b[6:])), View: le.Uint32(b[8:]), From: ID(b[16:32]), To: ID(b[32:48]),
+		Config: le.Uint64(b[56:]), Unfenced: b[52] == 1, Has: le.Uint32(b[64:]), Descriptors: b[want:],
+	}
 	at := b[readyHead:]
 	for i := range l.Lanes {
 		s := LaneState{le.Uint64(at), le.Uint64(at[8:])}

@@ -22,8 +22,10 @@ func someHeader(l *Layout) []byte {
 }
 
 func someReady() *Ready {
-	return &Ready{View: 7, Round: 2, Source: 1, From: ID{1}, To: ID{2}, Config: 5, Unfenced: true,
-		Lanes: [MaxLanes]LaneState{{4, 3}, {1 << 50, 1 << 49}}, Descriptors: []byte("abc")}
+	return &Ready{
+		View: 7, Round: 2, Source: 1, From: ID{1}, To: ID{2}, Config: 5, Has: 6, Unfenced: true,
+		Lanes: [MaxLanes]LaneState{{4, 3}, {1 << 50, 1 << 49}}, Descriptors: []byte("abc"),
+	}
 }
 
 // TestRecordsGoThrough: what is put is what is parsed.
@@ -50,7 +52,7 @@ func TestRecordsGoThrough(t *testing.T) {
 		t.Errorf("ready %+v, %v", got, err)
 	}
 	got.Descriptors = nil
-	if want := *r; got.View != want.View || got.Lanes != want.Lanes || got.From != want.From || got.To != want.To || !got.Unfenced || got.Config != 5 || got.Source != 1 {
+	if want := *r; got.View != want.View || got.Lanes != want.Lanes || got.From != want.From || got.To != want.To || !got.Unfenced || got.Config != 5 || got.Has != 6 || got.Source != 1 {
 		t.Errorf("ready %+v, want %+v", got, want)
 	}
 }
