@@ -26,7 +26,7 @@ type View struct {
 // GroupOut does what a group wants. It must not call the group or its lanes.
 type GroupOut interface {
 	// Send sends a message to an engine. Answer, if it may not have arrived: Unsent.
-	Send(to Member, round int, message []byte)
+	Send(to Member, epoch uint32, round int, message []byte)
 	// Fence proves that nothing an engine began can land. All its descriptors are stale then. Answer: Fenced.
 	Fence(m Member)
 	// Recycle makes the memory of the lanes new again, closes the immediates of the last view and opens those of the next. fresh: the
@@ -247,12 +247,12 @@ func (g *Group) send(rank, round int) {
 		r.Descriptors = g.out.Descriptors(m)
 	}
 	g.message = r.Append(g.message[:0], g.cfg.Lanes)
-	g.out.Send(m, round, g.message)
+	g.out.Send(m, g.epoch, round, g.message)
 }
 
-// Unsent: a message may not have arrived. It is sent again as long as it has a meaning, when Again is called: the session may come back.
-func (g *Group) Unsent(to Member, round int) {
-	if s := &g.seats[to.Rank]; s.member && s.id == to.ID && !broken(mutResend) {
+// Unsent: a message may not have arrived. It is sent again as long as its epoch is tried, when Again is called: once there is a session.
+func (g *Group) Unsent(to Member, epoch uint32, round int) {
+	if s := &g.seats[to.Rank]; (epoch == g.epoch || broken(mutUnsent)) && s.member && s.id == to.ID && !broken(mutResend) {
 		s.unsent[round-1] = true
 	}
 }

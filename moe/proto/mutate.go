@@ -27,6 +27,7 @@ const (
 	mutNext              // the next step is after everybody's, not only after the own
 	mutFresh             // who was fenced gets descriptors again
 	mutResend            // a READY that was not delivered is sent again
+	mutUnsent            // what is sent again is of the epoch that is tried
 	mutRound2            // no step before round 2 of all
 	mutEnd
 )

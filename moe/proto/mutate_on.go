@@ -8,7 +8,7 @@ var mutationNames = [...]string{
 	mutNone: "none", mutGate: "gate", mutSource: "source", mutY: "y", mutBusy: "busy", mutUnpacked: "unpacked", mutWindow: "window",
 	mutCounted: "counted", mutResults: "results", mutEmpty: "empty", mutLost: "lost", mutLater: "later", mutTell: "tell", mutRefuse: "refuse",
 	mutQuiet: "quiet", mutRound1: "round1", mutListed: "listed", mutHeld: "held", mutGone: "gone", mutNext: "next", mutFresh: "fresh",
-	mutResend: "resend", mutRound2: "round2",
+	mutResend: "resend", mutUnsent: "unsent", mutRound2: "round2",
 }
 
 var mutated mutation

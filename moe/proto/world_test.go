@@ -62,6 +62,7 @@ type transfer struct {
 
 type message struct {
 	from, to int
+	epoch    uint32
 	round    int
 	toID     ID
 	fromID   ID
@@ -70,12 +71,13 @@ type message struct {
 
 // cell is a place in memory that others write.
 type cell struct {
-	full  bool
-	owner int // rank that may write it, and one more; 0: nobody
-	from  int
-	step  uint64
-	piece uint32
-	data  string
+	full    bool
+	counted bool // chunks
+	owner   int  // rank that may write it, and one more; 0: nobody
+	from    int
+	step    uint64
+	piece   uint32
+	data    string
 }
 
 type task struct {
@@ -202,7 +204,7 @@ func (n *node) Scatter(op Op, targets []Target) { n.post(op, Transfer{Op: op, Ra
 
 func (n *node) Write(op Op, t Target) {
 	if op == OpGrant {
-		if c := &n.pl[t.Chunk]; c.owner != 0 || c.full {
+		if c := &n.pl[t.Chunk]; (c.owner != 0 || c.full) && !(c.counted && n.missing[c.owner-1]) {
 			n.w.fault("rank %d grants chunk %d to rank %d, but rank %d has it", n.i, t.Chunk, t.Rank, c.owner-1)
 		} else {
 			*c = cell{owner: t.Rank + 1, piece: t.Piece + 1, step: n.lane.step}
@@ -297,8 +299,8 @@ func (n *node) harmed(format string, args ...any) {
 
 // The group's wishes.
 
-func (n *node) Send(to Member, round int, data []byte) {
-	n.w.msgs = append(n.w.msgs, message{n.i, to.Rank, round, to.ID, n.id, string(data)})
+func (n *node) Send(to Member, epoch uint32, round int, data []byte) {
+	n.w.msgs = append(n.w.msgs, message{n.i, to.Rank, epoch, round, to.ID, n.id, string(data)})
 }
 func (n *node) Fence(m Member) { n.todo = append(n.todo, task{kind: "fence", rank: m.Rank}) }
 
@@ -377,7 +379,7 @@ func (n *node) unpack(t task) {
 	if !n.missing[t.rank] && (!c.full || c.from != t.rank || c.step != n.lane.step || c.piece != t.piece) {
 		n.w.fault("rank %d unpacks piece %d of rank %d, step %d, and finds %+v", n.i, t.piece, t.rank, n.lane.step, *c)
 	}
-	c.full, c.owner = false, 0
+	c.full, c.counted, c.owner = false, false, 0
 	step := n.lane.step
 	n.lane.Unpacked(t.rank, t.piece)
 	if n.w.stream && !n.missing[t.rank] && n.lane.step == step {
@@ -448,6 +450,9 @@ func (w *world) count(i int) {
 	}
 	p := &w.parts[i]
 	p.counted = true
+	if n := w.nodes[p.to]; p.op == OpChunk && p.region == n.region && p.view == n.view {
+		n.pl[p.t.Chunk].counted = true
+	}
 	if n := w.nodes[p.to]; p.view == n.view && p.region == n.region {
 		n.counts[p.from][p.t.Kind]++
 		n.lane.Counted(p.from, p.t.Kind, n.counts[p.from][p.t.Kind])
@@ -523,7 +528,7 @@ func (w *world) fence(n *node, rank int, unfenced bool) {
 
 func (w *world) unsent(m message) {
 	if s := w.nodes[m.from]; s.alive {
-		s.group.Unsent(Member{m.to, m.toID}, m.round)
+		s.group.Unsent(Member{m.to, m.toID}, m.epoch, m.round)
 	}
 }
 
