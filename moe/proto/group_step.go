@@ -32,7 +32,7 @@ func (g *Group) suspect(rank int) bool {
 		return !broken(mutGone)
 	}
 	for _, l := range g.lanes {
-		if missing, _ := l.Held(rank); missing && !broken(mutHeld) {
+		if missing, _ := l.Held(rank); missing {
 			return true
 		}
 	}

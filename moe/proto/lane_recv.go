@@ -251,7 +251,7 @@ func (l *Lane) turned() {
 		l.fail(CodePool, l.blamed)
 		return
 	}
-	if l.phase == receiving && l.heads == 0 && l.left == 0 && l.mode != Undecided {
+	if l.phase == receiving && l.heads == 0 && (l.left == 0 || broken(mutResults)) && l.mode != Undecided {
 		l.phase = computing
 		l.out.Received(l.step)
 	}

@@ -77,7 +77,7 @@ func (l *Lane) flush() {
 //
 // hot:
 func (l *Lane) Combine(now Time) error {
-	if l.phase != computing && !(l.phase == receiving && broken(mutResults)) {
+	if l.phase != computing {
 		return fmt.Errorf("combine step %d: %w: records are not all received, or results are under way", l.step, hawser.ErrBusy)
 	}
 	if l.mode == Streamed {

@@ -454,6 +454,7 @@ func worlds() (small, large map[string]setting) {
 		"2 ranks, a suspicion, and a READY doubled":    with(faulty, func(s *setting) { s.lates, s.doubles = 1, 1 }),
 		"2 ranks, a suspicion, and a fence that fails": with(faulty, func(s *setting) { s.lates, s.unfenced = 1, 1 }),
 	}
+	small["2 ranks, two suspicions, and a READY lost"] = with(faulty, func(s *setting) { s.lates, s.losses, s.records = 2, 1, all(0) })
 	three := with(faulty, func(s *setting) { s.ranks = 3 })
 	large = map[string]setting{
 		"2 ranks, 3 steps, credits, window of 4":         with(credits, func(s *setting) { s.steps, s.window, s.pool, s.records = 3, 4, 2, all(5) }),

@@ -22,7 +22,6 @@ const (
 	mutQuiet             // round 1 only when all own Transfers have ended
 	mutRound1            // nothing is recycled before round 1 of all
 	mutListed            // who could not end a Transfer is fenced
-	mutHeld              // who was held missing is fenced
 	mutGone              // who left is fenced
 	mutNext              // the next step is after everybody's, not only after the own
 	mutFresh             // who was fenced gets descriptors again

@@ -7,7 +7,7 @@ import "fmt"
 var mutationNames = [...]string{
 	mutNone: "none", mutGate: "gate", mutSource: "source", mutY: "y", mutBusy: "busy", mutUnpacked: "unpacked", mutWindow: "window",
 	mutCounted: "counted", mutResults: "results", mutEmpty: "empty", mutLost: "lost", mutLater: "later", mutTell: "tell", mutRefuse: "refuse",
-	mutQuiet: "quiet", mutRound1: "round1", mutListed: "listed", mutHeld: "held", mutGone: "gone", mutNext: "next", mutFresh: "fresh",
+	mutQuiet: "quiet", mutRound1: "round1", mutListed: "listed", mutGone: "gone", mutNext: "next", mutFresh: "fresh",
 	mutResend: "resend", mutUnsent: "unsent", mutRound2: "round2",
 }
 

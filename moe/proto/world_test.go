@@ -282,6 +282,9 @@ func (n *node) Missing(step uint64, rank int, why Code) {
 		n.w.fault("rank %d: rank %d is missing twice", n.i, rank)
 	}
 	n.missing[rank] = true
+	if s := n.w.setting; s.kills+s.lates+s.unended == 0 {
+		n.w.fault("rank %d goes on without rank %d in step %d, which could have told: %v", n.i, rank, step, why)
+	}
 	n.harmed("rank %d goes on without rank %d in step %d: %v", n.i, rank, step, why)
 }
 
