@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-var modelStates = flag.Int("moe.states", 40_000, "states that TestProtocolModel looks at in each world that is larger; 0: all")
+var modelStates = flag.Int("moe.states", 20_000, "states that TestProtocolModel looks at in each world that is larger; 0: all")
 
 // clone is a copy of a world that shares nothing with it that changes. TestCloneIsAlone sees that nothing was forgotten.
 func (w *world) clone() *world {
@@ -25,6 +25,7 @@ func (w *world) clone() *world {
 		m.w = &c
 		m.todo, m.hd, m.xb, m.mb, m.pl, m.c = slices.Clone(n.todo), slices.Clone(n.hd), slices.Clone(n.xb), slices.Clone(n.mb), slices.Clone(n.pl), slices.Clone(n.c)
 		m.counts, m.gen, m.desc, m.missing = slices.Clone(n.counts), slices.Clone(n.gen), slices.Clone(n.desc), slices.Clone(n.missing)
+		m.peers = slices.Clone(n.peers)
 		m.lane = n.lane.Clone(&m)
 		g := *n.group
 		g.out, g.lanes, g.seats, g.message = &m, []*Lane{m.lane}, slices.Clone(g.seats), nil
@@ -69,11 +70,12 @@ func (w *world) hash() hash {
 	hashSet(&h, w.msgs)
 	hashSet(&h, w.downs)
 	b := w.budget
-	hashOf(&h, [7]int{b.kills, b.lates, b.cancels, b.unended, b.unfenced, b.losses, b.doubles})
+	hashOf(&h, [8]int{b.rejoins, b.kills, b.lates, b.cancels, b.unended, b.unfenced, b.losses, b.doubles})
 	h.add(uint64(w.target.Epoch))
 	for _, n := range w.nodes {
 		hashOf(&h, [4]int{n.steps, n.region, int(n.view), len(n.todo)})
 		hashOf(&h, n.alive)
+		hashOf(&h, n.id)
 		if !n.alive {
 			continue
 		}
@@ -198,6 +200,9 @@ func (w *world) choices() (list []choice) {
 	}
 	for i, n := range w.nodes {
 		if !n.alive {
+			if b.rejoins > 0 {
+				add("rejoin", i, 0)
+			}
 			continue
 		}
 		for j, t := range n.todo {
@@ -255,7 +260,7 @@ func (w *world) take(x choice) {
 	case "down":
 		d := w.downs[x.a]
 		w.downs = slices.Delete(w.downs, x.a, x.a+1)
-		if n := w.nodes[d[0]]; n.alive {
+		if n, x := w.nodes[d[0]], w.nodes[d[1]]; n.alive && (!x.alive || n.peers[d[1]] != x.id) {
 			n.group.PeerDown(d[1])
 		}
 	case "do":
@@ -296,6 +301,9 @@ func (w *world) user(kind string, n *node) {
 	case "cancel":
 		w.budget.cancels--
 		n.lane.Cancel(CodeCanceled)
+	case "rejoin":
+		w.budget.rejoins--
+		w.rejoin(n)
 	case "kill":
 		w.budget.kills--
 		w.kill(n)
@@ -448,6 +456,7 @@ func worlds() (small, large map[string]setting) {
 		"2 ranks, credits, streamed":                   with(credits, func(s *setting) { s.stream, s.steps, s.first = true, 1, 1 }),
 		"2 ranks, a cancel":                            with(faulty, func(s *setting) { s.cancels, s.steps = 1, 2 }),
 		"2 ranks, a death":                             with(faulty, func(s *setting) { s.kills = 1 }),
+		"2 ranks, one dies and comes back":             with(faulty, func(s *setting) { s.kills, s.rejoins = 1, 1 }),
 		"2 ranks, a false suspicion":                   with(faulty, func(s *setting) { s.lates = 1 }),
 		"2 ranks, a Transfer that does not end well":   with(faulty, func(s *setting) { s.unended = 1 }),
 		"2 ranks, a suspicion, and a READY lost":       with(faulty, func(s *setting) { s.lates, s.losses = 1, 1 }),

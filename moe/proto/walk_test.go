@@ -26,11 +26,23 @@ func walk(s setting, seed uint64) (faults, trace []string) {
 		} else {
 			idling = 0
 		}
-		x := list[rng.IntN(len(list))]
+		x := choose(rng, list)
 		trace = append(trace, w.name(x))
 		w.take(x)
 	}
 	return w.faults, trace
+}
+
+// choose takes harm rarely, so that much happens before it.
+func choose(rng *rand.Rand, list []choice) choice {
+	x := list[rng.IntN(len(list))]
+	for range 6 {
+		if !slices.Contains([]string{"kill", "late", "cancel", "unended", "fail", "lose", "lose after delivery", "rejoin"}, x.kind) {
+			break
+		}
+		x = list[rng.IntN(len(list))]
+	}
+	return x
 }
 
 // big are worlds that are too large to be looked at whole.
@@ -52,9 +64,13 @@ func big() map[string]setting {
 		"harm to 4 ranks": with(func(s *setting) {
 			s.ranks, s.kills, s.lates, s.cancels, s.unended, s.losses, s.doubles = 4, 2, 2, 1, 1, 2, 1
 		}),
-		"a cancel":      with(func(s *setting) { s.cancels = 1 }),
-		"suspicions":    with(func(s *setting) { s.lates = 3; s.split = true }),
-		"deaths":        with(func(s *setting) { s.kills = 2 }),
+		"a cancel":                with(func(s *setting) { s.cancels = 1 }),
+		"suspicions":              with(func(s *setting) { s.lates = 3; s.split = true }),
+		"deaths":                  with(func(s *setting) { s.kills = 2 }),
+		"one dies and comes back": with(func(s *setting) { s.kills, s.rejoins, s.after = 2, 2, 2 }),
+		"coming and going": with(func(s *setting) {
+			s.kills, s.rejoins, s.lates, s.unended, s.losses, s.after, s.stream = 2, 2, 2, 1, 2, 3, true
+		}),
 		"ill Transfers": with(func(s *setting) { s.unended, s.unfenced = 2, 1 }),
 	}
 }

@@ -16,6 +16,8 @@ type setting struct {
 	stream                bool
 	split                 bool // bytes may be placed long before they are counted
 	kills, lates, cancels int
+	rejoins               int  // of ranks that were killed, as another engine
+	after                 int  // steps to begin after a change of view; 0: 1
 	unended, unfenced     int  // Transfers that end unfenced, fences without a proof
 	losses, doubles       int  // of messages
 	swift                 bool // Transfers end at once
@@ -40,6 +42,7 @@ type world struct {
 type part struct {
 	op       Op
 	from, to int
+	id       ID // of the sender
 	t        Target
 	view     uint32
 	step     uint64
@@ -111,6 +114,7 @@ type node struct {
 	gen             []int // of the descriptors that a rank has
 	desc            []string
 	missing         []bool
+	peers           []ID // that the lane writes to
 }
 
 func newWorld(s setting) *world {
@@ -218,11 +222,11 @@ func (n *node) post(op Op, id Transfer, targets []Target) {
 	w.trs = append(w.trs, transfer{n.i, id, n.lane.view, n.lane.step})
 	for _, t := range targets {
 		to := w.nodes[t.Rank]
-		region := -1
-		if _, err := fmt.Sscanf(n.desc[t.Rank], "%d", &region); err != nil || n.desc[t.Rank] != to.descriptors(n.i) && to.alive && to.group.epoch == n.group.epoch {
+		region, alive := -1, to.alive && to.id == n.peers[t.Rank]
+		if _, err := fmt.Sscanf(n.desc[t.Rank], "%d", &region); err != nil || n.desc[t.Rank] != to.descriptors(n.i) && alive && to.group.epoch == n.group.epoch {
 			w.fault("rank %d writes to rank %d by descriptors %q, which has %q", n.i, t.Rank, n.desc[t.Rank], to.descriptors(n.i))
 		}
-		p := part{op: op, from: n.i, to: t.Rank, t: t, view: n.lane.view, step: n.lane.step, region: region, open: true, gone: !to.alive}
+		p := part{op: op, id: n.id, from: n.i, to: t.Rank, t: t, view: n.lane.view, step: n.lane.step, region: region, open: true, gone: !alive}
 		switch op {
 		case OpHead:
 			b := make([]byte, n.cfg.HeadBytes)
@@ -282,7 +286,7 @@ func (n *node) Missing(step uint64, rank int, why Code) {
 		n.w.fault("rank %d: rank %d is missing twice", n.i, rank)
 	}
 	n.missing[rank] = true
-	if s := n.w.setting; s.kills+s.lates+s.unended == 0 {
+	if s := n.w.setting; s.rejoins+s.kills+s.lates+s.unended == 0 {
 		n.w.fault("rank %d goes on without rank %d in step %d, which could have told: %v", n.i, rank, step, why)
 	}
 	n.harmed("rank %d goes on without rank %d in step %d: %v", n.i, rank, step, why)
@@ -295,7 +299,7 @@ func (n *node) Failed(step uint64, why Code, blamed int) {
 
 // harmed: without any harm no step may be short of anything.
 func (n *node) harmed(format string, args ...any) {
-	if s := n.w.setting; s.kills+s.lates+s.cancels+s.unended == 0 {
+	if s := n.w.setting; s.rejoins+s.kills+s.lates+s.cancels+s.unended == 0 {
 		n.w.fault(format, args...)
 	}
 }
@@ -314,6 +318,10 @@ func (n *node) Recycle(epoch uint32, fresh bool) {
 	}
 	n.view = epoch
 	n.renew()
+	n.peers = make([]ID, n.w.ranks)
+	for r := range n.peers {
+		n.peers[r] = n.group.seats[r].id
+	}
 	n.todo = append(n.todo, task{kind: "recycle"})
 }
 
@@ -330,7 +338,7 @@ func (n *node) Active(a Activated) {
 	}
 	n.w.nexts[a.Epoch] = a.Next[0]
 	if a.Epoch > 1 {
-		n.steps = 1
+		n.steps = max(n.w.after, 1)
 	}
 }
 
@@ -369,7 +377,7 @@ func (n *node) do(at int) {
 		if t.desc != "" {
 			n.desc[t.rank] = t.desc
 		}
-		n.group.Imported(Member{t.rank, n.w.nodes[t.rank].id}, nil)
+		n.group.Imported(Member{t.rank, n.group.seats[t.rank].id}, nil)
 	}
 	n.group.Progress()
 }
@@ -503,10 +511,10 @@ func (w *world) sweep() {
 
 // fence proves that nothing of a rank lands any more, or says that it cannot.
 func (w *world) fence(n *node, rank int, unfenced bool) {
-	x := w.nodes[rank]
+	x, id := w.nodes[rank], n.group.seats[rank].holder
 	for i := range w.parts {
 		p := &w.parts[i]
-		if p.from == rank && p.to == n.i && !p.counted && !unfenced || p.from == n.i && p.to == rank && !p.counted {
+		if p.from == rank && p.id == id && p.to == n.i && !p.counted && !unfenced || p.from == n.i && p.to == rank && !p.counted {
 			p.gone = true
 		}
 	}
@@ -526,7 +534,7 @@ func (w *world) fence(n *node, rank int, unfenced bool) {
 		x.group.PeerDown(n.i)
 	}
 	w.sweep()
-	n.group.Fenced(Member{rank, x.id}, unfenced)
+	n.group.Fenced(Member{rank, id}, unfenced)
 }
 
 func (w *world) unsent(m message) {
@@ -574,6 +582,23 @@ func (w *world) kill(x *node) {
 		}
 		w.wantView()
 	}
+}
+
+// rejoin starts a rank again, as another engine that has forgotten everything.
+func (w *world) rejoin(x *node) {
+	x.alive = true
+	x.id[1]++
+	x.regions++
+	x.region, x.view, x.steps, x.now = x.regions, 0, 0, 0
+	x.gen, x.desc, x.peers = make([]int, w.ranks), make([]string, w.ranks), make([]ID, w.ranks)
+	x.lane = NewLane(x.cfg, x)
+	x.group = NewGroup(x.cfg, x.id, []*Lane{x.lane}, x)
+	for _, n := range w.nodes {
+		if n.alive && n != x && w.changing() {
+			n.group.Abandon(errors.New("a member came"))
+		}
+	}
+	w.wantView()
 }
 
 // changing: some rank has tried the view that is wanted, and not all members are active in it.
