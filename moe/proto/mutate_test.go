@@ -4,6 +4,7 @@ package proto
 
 import (
 	"flag"
+	"fmt"
 	"testing"
 )
 
@@ -23,4 +24,22 @@ func TestMutations(t *testing.T) {
 			t.Log(said)
 		})
 	}
+}
+
+// noticed says how a fault is found: by some walk, or in a small world.
+func noticed(runs int) string {
+	for seed := range uint64(runs) {
+		for name, s := range big() {
+			if faults, _ := walk(s, seed); len(faults) > 0 {
+				return fmt.Sprintf("%s, seed %d: %s", name, seed, faults[0])
+			}
+		}
+	}
+	small, _ := worlds()
+	for name, s := range small {
+		if r := search(s, 20_000); len(r.faults) > 0 {
+			return name + ": " + r.faults[0]
+		}
+	}
+	return ""
 }

@@ -2,7 +2,6 @@ package proto
 
 import (
 	"flag"
-	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -120,22 +119,4 @@ func TestCloneIsAlone(t *testing.T) {
 			w.take(list[rng.IntN(len(list))])
 		}
 	}
-}
-
-// noticed says how a fault is found: by some walk, or in a small world.
-func noticed(runs int) string {
-	for seed := range uint64(runs) {
-		for name, s := range big() {
-			if faults, _ := walk(s, seed); len(faults) > 0 {
-				return fmt.Sprintf("%s, seed %d: %s", name, seed, faults[0])
-			}
-		}
-	}
-	small, _ := worlds()
-	for name, s := range small {
-		if r := search(s, 20_000); len(r.faults) > 0 {
-			return name + ": " + r.faults[0]
-		}
-	}
-	return ""
 }
