@@ -224,9 +224,15 @@ type change struct {
 func newWorld(t testing.TB, open network, m toy, ch change) *world {
 	t.Helper()
 	m = m.withDefaults()
-	w := &world{TB: t, model: m, open: open, src: m.source(), dst: m.destination()}
+	return newWorldOf(t, open, m, m.source(), m.destination(), ch)
+}
+
+// newWorldOf makes a world of any two layouts.
+func newWorldOf(t testing.TB, open network, m toy, src, dst *reshard.Layout, ch change) *world {
+	t.Helper()
+	w := &world{TB: t, model: m, open: open, src: src, dst: dst}
 	w.ctl = open(t, "controller")
-	o := ControllerOptions{StateDir: t.TempDir(), Expect: m.trainers + m.ranks*m.instances, Log: testLog().With("who", "controller")}
+	o := ControllerOptions{StateDir: t.TempDir(), Expect: len(src.Buffers) + len(dst.Buffers), Log: testLog().With("who", "controller")}
 	if ch.controller != nil {
 		ch.controller(&o)
 	}
@@ -236,10 +242,10 @@ func newWorld(t testing.TB, open network, m toy, ch change) *world {
 	}
 	c := w.c
 	t.Cleanup(func() { closeOf(t, c.Close) })
-	for r := range m.trainers {
+	for r := range src.Buffers {
 		w.pubs = append(w.pubs, w.newTrainer(r, ch))
 	}
-	for r := range m.ranks * m.instances {
+	for r := range dst.Buffers {
 		w.recs = append(w.recs, w.newRank(r, ch))
 	}
 	return w
