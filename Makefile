@@ -19,7 +19,7 @@ MUTATETIME ?= 60s
 WEIGHTSTATES ?= 1000000
 MODELMINUTES ?= 0
 
-.PHONY: all build demo test test-verbs vmtest shared race invariants processes sim model soak siege fuzz bench lint fmt nightly golangci-lint clean versus instructions abi kvsim kvmutate weightmutate weightmodel
+.PHONY: all build demo test test-verbs vmtest shared race invariants processes sim model soak siege fuzz bench lint fmt nightly golangci-lint clean versus instructions abi kvsim kvmutate weightmutate weightmodel moemutate
 all: build
 
 # With a C compiler the binary can load the libraries of RDMA networks, and needs glibc. Without one, and with STATIC=1, it is static:
@@ -91,6 +91,10 @@ weightmutate:
 weightmodel:
 	$(TESTSUM) -name weightmodel -- -run '^(TestProtocolModel|TestProtocolRandom)$$' -count=1 -timeout=0 ./weights/proto -weights.states=$(WEIGHTSTATES) -weights.runs=$(SIMRUNS)
 
+# The protocol of dispatch and combine (moe/proto) without one guard after the other: the search of its states must notice each time.
+moemutate:
+	$(TESTSUM) -name moemutate -- -tags moemutate -run '^TestMutations$$' -count=1 -timeout=10m ./moe/proto
+
 # The protocol of kv in the model checker spin (kv/model): every state of two attempts, and that each guard is needed. MODELMINUTES:
 # also as long for each of the models that are too large to be searched whole.
 model:
@@ -142,6 +146,9 @@ nightly: build lint test race invariants processes soak
 	$(MAKE) kvmutate
 	$(MAKE) weightmutate
 	$(MAKE) weightmodel SIMRUNS=200000
+	$(MAKE) moemutate
+	$(GO) test ./moe/proto -count=1 -timeout=0 -moe.states 1000000 -moe.walks 5000
+	$(GO) test ./weights/weightsim -run TestPaperScale -count=1 -timeout=0 -full
 	$(MAKE) model MODELMINUTES=5
 	$(MAKE) fuzz FUZZTIME=5m
 	$(BIN)/hawser kv replay --prefillers 3 --decoders 2 --speed 4 --cancel 5% --kill-prefiller 10s --stop-prefiller 20s --provider shm --requests 12031
