@@ -52,8 +52,10 @@ type member struct {
 
 // adopted is a slice that fits.
 type adopted struct {
-	slice   *reshard.Slice
+	slice   *reshard.Slice // not changed any more: epochs with the same plan share it
 	version proto.Version
+	mode    proto.Mode
+	hash    proto.Hash
 }
 
 // keptSlices is how many epochs' slices are kept.
@@ -131,20 +133,28 @@ func (m *member) rest(d time.Duration) bool {
 	return false
 }
 
-// Adopt reads a slice.
+// Adopt reads a slice, unless an epoch before had the same.
 func (m *member) Adopt(e proto.Key, mode proto.Mode, v proto.Version, plan, hash proto.Hash) {
 	blob := m.blobs[hash]
+	var same *reshard.Slice
+	for _, a := range m.slices {
+		if a.hash == hash && a.mode == mode {
+			same = a.slice
+		}
+	}
 	m.do(func(context.Context) func(proto.Time) {
 		s := &reshard.Slice{}
 		var err error
-		if hash != (proto.Hash{}) {
+		if same != nil {
+			s = same
+		} else if hash != (proto.Hash{}) {
 			if s, err = reshard.ParseSlice(blob); err == nil {
 				err = m.fits(mode, s)
 			}
 		}
 		return func(now proto.Time) {
 			if err == nil {
-				m.adopt(e, adopted{s, v})
+				m.adopt(e, adopted{s, v, mode, hash})
 			}
 			m.mm.Adopted(now, e, err)
 		}

@@ -19,39 +19,61 @@ type planner struct {
 	src, dst proto.Hash // of what last is for
 	last     *reshard.Plan
 	byID     map[proto.Hash]*reshard.Plan
+	made     made
+}
+
+// made is what the last plan came to for its members: cutting, encoding and hashing all slices takes several times as long as a small push, and pushes in a row have
+// the same ones. It is not changed any more.
+type made struct {
+	plan    proto.Hash
+	members []proto.Member // role and rank alone
+	planned *proto.Planned
+	blobs   map[proto.Hash][]byte
+}
+
+// of reports whether it is for a plan and members in this order.
+func (m *made) of(plan proto.Hash, members []proto.Member) bool {
+	return m.planned != nil && m.plan == plan && slices.EqualFunc(m.members, members, func(a, b proto.Member) bool { return a.Role == b.Role && a.Rank == b.Rank })
 }
 
 // plan answers a request with slices and their encodings.
 func (p *planner) plan(ctx context.Context, r *proto.PlanRequest, layouts map[proto.Hash][]byte) (*proto.Planned, map[proto.Hash][]byte, error) {
-	var slices []*reshard.Slice
-	var id proto.Hash
-	var err error
-	switch r.Mode {
-	case proto.ModeCopy:
-		slices, err = copies(r, layouts)
-		id = proto.Hash(sha256.Sum256([]byte(r.Epoch.String())))
-	default:
-		var plan *reshard.Plan
-		if plan, err = p.push(ctx, r, layouts); err == nil {
-			id = proto.Hash(plan.ID())
-			slices = slicesOf(plan, r.Members)
+	if r.Mode == proto.ModeCopy {
+		slices, err := copies(r, layouts)
+		if err != nil {
+			return nil, nil, err
 		}
+		out, blobs := encode(proto.Hash(sha256.Sum256([]byte(r.Epoch.String()))), slices, r.Members)
+		return out, blobs, nil
 	}
+	plan, err := p.push(ctx, r, layouts)
 	if err != nil {
 		return nil, nil, err
 	}
-	out := &proto.Planned{Plan: id, Slices: make([]proto.Hash, len(slices)), Writes: make([][]int, len(slices))}
+	if id := proto.Hash(plan.ID()); !p.made.of(id, r.Members) {
+		p.made = made{plan: id}
+		for i := range r.Members {
+			p.made.members = append(p.made.members, proto.Member{Role: r.Members[i].Role, Rank: r.Members[i].Rank})
+		}
+		p.made.planned, p.made.blobs = encode(id, slicesOf(plan, r.Members), r.Members)
+	}
+	return p.made.planned, p.made.blobs, nil
+}
+
+// encode names and encodes the slices of members.
+func encode(id proto.Hash, all []*reshard.Slice, members []proto.Member) (*proto.Planned, map[proto.Hash][]byte) {
+	out := &proto.Planned{Plan: id, Slices: make([]proto.Hash, len(all)), Writes: make([][]int, len(all))}
 	blobs := map[proto.Hash][]byte{}
-	for i, s := range slices {
+	for i, s := range all {
 		if s == nil {
 			continue
 		}
 		b := s.Append(nil)
 		h := proto.Hash(sha256.Sum256(b))
 		blobs[h], out.Slices[i] = b, h
-		out.Writes[i] = writes(s, r.Members)
+		out.Writes[i] = writes(s, members)
 	}
-	return out, blobs, nil
+	return out, blobs
 }
 
 // push computes the plan of a push, or repairs one.
