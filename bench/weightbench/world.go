@@ -45,7 +45,7 @@ func newWorld(ctx context.Context, c Config, k Case, verify stage.Verify) (w *wo
 	if w.bytes, err = delivered(dst); err != nil {
 		return w, err
 	}
-	if w.state, err = os.MkdirTemp(memoryDir, "hawser-weightbench-"); err != nil {
+	if w.state, err = memoryFolder(memoryDir); err != nil {
 		return w, err
 	}
 	if w.eng, err = openEngine(ctx, "controller", c.Network); err != nil {
@@ -215,7 +215,7 @@ func (w *world) file(ctx context.Context) (d time.Duration, wrong int64, err err
 	if err := w.next(ctx); err != nil {
 		return 0, 0, err
 	}
-	dir, err := os.MkdirTemp(memoryDir, "hawser-shards-")
+	dir, err := memoryFolder(memoryDir)
 	if err != nil {
 		return 0, 0, err
 	}
