@@ -615,6 +615,10 @@ func TestPushLeaves(t *testing.T) {
 		t.Fatal("a Push ended while it writes")
 	}
 	p.pushed = 2
+	w.settle(3 * time.Second)
+	if s := p.p.State(); s != StateIdle {
+		t.Errorf("a publisher that has left is %v: it must ask, instead of being told", s)
+	}
 	w.settle(time.Minute)
 	w.wellFor(t)
 	if len(p.ended) != 1 || !errors.Is(p.ended[0].err, ErrInDoubt) {

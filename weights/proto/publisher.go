@@ -86,6 +86,7 @@ func (p *Publisher) gaveUp() {
 	if q := p.part; q != nil && q.left && !p.ended && (!q.started || q.wrote) {
 		p.ended = true
 		p.mine.Ended(q.Version, q.Key, &EpochError{Version: q.Version, Epoch: q.Key, Code: CodeCancelled, Err: ErrInDoubt})
+		p.reportAll() // the controller, for which this rank is lost, tells it the decision because of this
 	}
 }
 
