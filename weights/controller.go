@@ -66,7 +66,10 @@ func NewController(eng *hawser.Engine, o ControllerOptions) (*Controller, error)
 	c.plans = planner{rules: o.Rules, options: o.Plan}
 	cfg := proto.ControllerConfig{
 		ID: eng.ID(), JoinWindow: o.JoinWindow, Expect: o.Expect, MinInstances: o.MinInstances, Repairs: o.Repairs, Copy: o.Copy,
-		Limits: proto.Limits{Pause: o.Limits.Pause, Push: o.Limits.Push, PostLoad: o.Limits.PostLoad, Commit: 2 * max(o.Limits.Commit, o.Limits.Pause)},
+		Limits: proto.Limits{
+			Return: o.Limits.Return, Pause: o.Limits.Pause, Push: o.Limits.Push, PostLoad: o.Limits.PostLoad,
+			Commit: 2 * max(o.Limits.Commit, o.Limits.Pause),
+		},
 	}
 	err := c.recall(&cfg)
 	if err == nil {
@@ -202,6 +205,8 @@ func (c *Controller) message(from *hawser.Peer, data []byte) bool {
 	switch {
 	case has(data, orderMagic):
 		c.obey(from, data[len(orderMagic):])
+	case has(data, byeMagic):
+		c.event(func(now proto.Time) { c.m.Left(now, from.ID()) })
 	case has(data, reportMagic):
 		c.reported(from, data[len(reportMagic):])
 	default:

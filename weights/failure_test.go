@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -163,6 +164,70 @@ func TestTrainerDeathAbort(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestTrainerGone: a trainer has died before a push. It goes on without, or says at once what nobody has any more.
+func TestTrainerGone(t *testing.T) {
+	for _, replicas := range []int{1, 2} {
+		t.Run(fmt.Sprint("replicas=", replicas), func(t *testing.T) {
+			w := newWorld(t, networks["shm"](), toy{replicas: replicas}, change{controller: func(o *ControllerOptions) { o.Limits.Return = time.Millisecond }})
+			w.mustPush(1)
+			kill(&w.pubs[3].station)
+			w.pubs = w.pubs[:3]
+			if replicas > 1 {
+				w.mustPush(2)
+				return
+			}
+			_, err := w.push(2)
+			if !errors.Is(err, ErrAborted) || !errors.Is(err, ErrNoReplica) {
+				t.Fatal(err)
+			}
+			for _, want := range []string{"publisher 3 is gone", "model.embed_tokens.weight", "rows [192,256)"} {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%q does not say %q", err, want)
+				}
+			}
+			w.check(1)
+		})
+	}
+}
+
+// TestTrainerLeft: a trainer that was closed is waited for, as long as for one that never was there.
+func TestTrainerLeft(t *testing.T) {
+	w := newWorld(t, networks["shm"](), toy{}, change{controller: func(o *ControllerOptions) { o.Limits.Return = time.Millisecond }})
+	w.mustPush(1)
+	closeOf(t, w.pubs[3].Publisher.Close)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := w.c.Update(limit(t), 2)
+		ended <- err
+	}()
+	eventually(t, func() error {
+		select {
+		case err := <-ended:
+			t.Fatal(err)
+		default:
+		}
+		if why := w.c.Status().Waits; why != "publisher 3 is not there, of 4" {
+			return fmt.Errorf("update waits for %q", why)
+		}
+		return nil
+	})
+	w.pubs[3] = w.newTrainer(3, change{})
+	w.fill(2)
+	var wg sync.WaitGroup
+	for _, p := range w.pubs {
+		wg.Go(func() {
+			if _, err := p.Push(limit(t), 2, nil); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	w.check(2)
 }
 
 // TestInferenceDeath: a rank dies in the middle of a push, the leader or another: its instance is out, the other one commits.

@@ -34,11 +34,13 @@ type Limits struct {
 	PostLoad time.Duration // default 60 s
 	Push     time.Duration // from START to the last PREPARED; default 120 s
 	Commit   time.Duration // from the decision to the last DONE; default 10 s
+	Return   time.Duration // an update waits so long for a publisher whose process has ended, then goes on without; default 3 s
 }
 
 func (l Limits) withDefaults() Limits {
 	for d, def := range map[*time.Duration]time.Duration{
 		&l.Pause: 30 * time.Second, &l.PostLoad: 60 * time.Second, &l.Push: 120 * time.Second, &l.Commit: 10 * time.Second,
+		&l.Return: 3 * time.Second,
 	} {
 		if *d == 0 {
 			*d = def

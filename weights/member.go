@@ -33,6 +33,7 @@ type member struct {
 	station
 	mm     memberMachine
 	home   string        // the controller's Addr; guarded by mu
+	office *hawser.Peer  // the controller, when there was a session; guarded by mu
 	moved  chan struct{} // capacity 1: home has changed
 	stager Stager
 	limits schedule.Limits
@@ -106,6 +107,7 @@ func (m *member) stay() {
 		pause = 0
 		m.event(func(now proto.Time) {
 			m.met(p)
+			m.office = p
 			m.mm.Controller(now, p.ID())
 		})
 		for session := p.Session(); p.Up() && p.Session() == session && m.ctx.Err() == nil; {
@@ -114,6 +116,19 @@ func (m *member) stay() {
 			}
 		}
 	}
+}
+
+// byeMagic is the message of a member that is closing.
+const byeMagic = "hwL1"
+
+// leave tells the controller that the member is closing, so that nobody waits for it to come back, and ends it.
+func (m *member) leave() {
+	m.mu.Lock()
+	if m.office != nil && m.office.Up() {
+		m.deliver(m.known(m.office.ID()), []byte(byeMagic))
+	}
+	m.mu.Unlock()
+	m.end()
 }
 
 func (m *member) connect(home string) (*hawser.Peer, error) {

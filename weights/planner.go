@@ -110,6 +110,9 @@ func (p *planner) push(ctx context.Context, r *proto.PlanRequest, layouts map[pr
 		p.byID = map[proto.Hash]*reshard.Plan{}
 	}
 	p.byID[proto.Hash(p.last.ID())] = p.last
+	if len(r.Lost) > 0 {
+		return p.without(p.last, r)
+	}
 	return p.last, nil
 }
 
@@ -119,13 +122,17 @@ func (p *planner) repair(r *proto.PlanRequest) (*reshard.Plan, error) {
 	if of == nil {
 		return nil, fmt.Errorf("%w: plan %v is not known any more", hawser.ErrStale, r.Of)
 	}
+	return p.without(of, r)
+}
+
+func (p *planner) without(of *reshard.Plan, r *proto.PlanRequest) (*reshard.Plan, error) {
 	var lost []int
 	for i := range r.Lost {
 		lost = append(lost, r.Lost[i].Rank)
 	}
 	verified := map[int][]uint64{}
 	for i := range r.Members {
-		if r.Members[i].Role == proto.RoleReceiver {
+		if r.Members[i].Role == proto.RoleReceiver && r.Verified != nil {
 			verified[r.Members[i].Rank] = r.Verified[i]
 		}
 	}

@@ -180,7 +180,7 @@ func (p *Publisher) State() proto.State {
 
 // Close stops taking part. Writes that are under way end by themselves before it returns.
 func (p *Publisher) Close(context.Context) error {
-	p.end()
+	p.leave()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.staging != nil {

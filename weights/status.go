@@ -14,6 +14,7 @@ type Cluster struct {
 	Term    uint64
 	Epoch   uint64  // that is under way; 0: none
 	Version Version // of the last commit
+	Waits   string  // what an operation that has not begun waits for
 	Members []MemberStatus
 }
 
@@ -41,7 +42,7 @@ func (c *Controller) Status() Cluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	st := c.m.Status()
-	s := Cluster{Term: st.Term.Number, Epoch: st.Running.Number, Version: st.Version}
+	s := Cluster{Term: st.Term.Number, Epoch: st.Running.Number, Version: st.Version, Waits: st.Waits}
 	for _, j := range st.Members {
 		m := MemberStatus{
 			ID: j.Member.ID.String(), Name: j.Name, Role: j.Member.Role.String(), Rank: j.Member.Rank, Instance: j.Member.Instance, Leader: j.Member.Leader,

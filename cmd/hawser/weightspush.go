@@ -264,6 +264,9 @@ func membersText(s *weights.Cluster) string {
 	for _, k := range order {
 		text += fmt.Sprintf(", %d %s %s", count[k], plural(k.role, count[k]), k.state)
 	}
+	if s.Waits != "" {
+		text += "; waits: " + s.Waits
+	}
 	return text
 }
 

@@ -33,6 +33,7 @@ type ControllerConfig struct {
 // Limits are how long a controller waits for members. Each has a default.
 type Limits struct {
 	Offer    time.Duration // Update: until the members that it needs are there, and publishers have called Push; 2 minutes
+	Return   time.Duration // Update: for a publisher whose session has ended, from that time on: then it goes on without; 3 s
 	Plan     time.Duration // until every member has its slice; 1 minute
 	Pause    time.Duration // from BEGIN to the last GRANT; 30 s
 	Push     time.Duration // from START to the last PUSHED; 2 minutes
@@ -49,6 +50,7 @@ func (l *Limits) fill() {
 		d  time.Duration
 	}{
 		{&l.Offer, 2 * time.Minute},
+		{&l.Return, 3 * time.Second},
 		{&l.Plan, time.Minute},
 		{&l.Pause, 30 * time.Second},
 		{&l.Push, 2 * time.Minute},
@@ -78,7 +80,8 @@ type Controller struct {
 	deposed bool // members obey somebody else
 
 	peers  []*peer // in the order in which they joined
-	record uint64  // the last one's number
+	gone   []absent
+	record uint64 // the last one's number
 	known  []Record
 	writes []write // records that are not durable yet
 	broken error   // of the log
@@ -223,6 +226,17 @@ func (c *Controller) stale(x *Stale) {
 // PeerDown says that a session has ended.
 func (c *Controller) PeerDown(now Time, id ID) {
 	c.now = max(c.now, now)
+	c.miss(id)
+	c.left(id)
+}
+
+// Left says that a member is closing: nobody expects it back. A PeerDown may follow.
+func (c *Controller) Left(now Time, id ID) {
+	c.now = max(c.now, now)
+	c.left(id)
+}
+
+func (c *Controller) left(id ID) {
 	c.forget(func(l *letter) bool { return l.to == id })
 	c.peers = slices.DeleteFunc(c.peers, func(p *peer) bool { return p.id == id })
 	c.out.Note(Note{Kind: NoteLost, Peer: id})
@@ -248,7 +262,7 @@ func (c *Controller) Next() (Time, bool) {
 	at, ok := c.due()
 	at, ok = earliest(at, ok, c.window)
 	if c.op != nil {
-		at, ok = earliest(at, ok, c.op.deadline)
+		at, ok = earliest(at, ok, c.op.deadline, c.op.again)
 	}
 	if e := c.epoch; e != nil {
 		at, ok = earliest(at, ok, e.deadline, e.sumsAt)

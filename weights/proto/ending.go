@@ -31,6 +31,8 @@ func (c *Controller) lose(i int, code Code, text string) {
 	}
 	p.lost = true
 	switch {
+	case !e.begun && e.mode == ModePush && p.source && c.op != nil && c.op.id == e.op:
+		c.again()
 	case !e.begun:
 		e.blame, e.code, e.text = i, code, text
 		c.over(nil)
@@ -41,6 +43,14 @@ func (c *Controller) lose(i int, code Code, text string) {
 	default:
 		c.outInstance(i, code, text)
 	}
+}
+
+// again drops an epoch that has not begun: the operation begins another one, with those who are there then.
+func (c *Controller) again() {
+	e := c.epoch
+	c.forget(func(l *letter) bool { return l.about == e.key.Number })
+	c.epoch = nil
+	c.op.deadline = c.now + c.cfg.Limits.Offer
 }
 
 // outInstance takes the instance of a receiver out of the epoch.

@@ -40,6 +40,7 @@ type epoch struct {
 	deadline   Time // of the phase; 0: none
 	members    []Member
 	sources    []int
+	without    []Member // publishers that were gone before it began
 	at         []progress
 	planned    *Planned
 	begun      bool // BEGIN was said, in this epoch or one that it continues
@@ -121,11 +122,13 @@ func (c *Controller) enter(p epochPhase, limit Time) {
 	}
 }
 
-// newEpoch begins an epoch with a plan.
-func (c *Controller) newEpoch(o *operation, v Version, mode Mode, members []Member, sources []int) {
+// newEpoch begins an epoch with a plan. lost are publishers without which it must do.
+func (c *Controller) newEpoch(o *operation, v Version, mode Mode, members []Member, sources []int, lost []Member) {
 	c.top++
 	k := Key{c.term, c.top}
-	e := &epoch{key: k, since: k, chain: []Key{k}, version: v, mode: mode, members: members, sources: sources, at: make([]progress, len(members)), blame: -1}
+	e := &epoch{
+		key: k, since: k, chain: []Key{k}, version: v, mode: mode, members: members, sources: sources, without: lost, at: make([]progress, len(members)), blame: -1,
+	}
 	for _, s := range sources {
 		e.at[s].source = true
 	}
@@ -139,7 +142,7 @@ func (c *Controller) newEpoch(o *operation, v Version, mode Mode, members []Memb
 		c.adopt()
 		return
 	}
-	c.out.Plan(&PlanRequest{Epoch: k, Version: v, Mode: mode, Members: members, Sources: sources})
+	c.out.Plan(&PlanRequest{Epoch: k, Version: v, Mode: mode, Members: members, Sources: sources, Lost: lost})
 }
 
 // Planned answers Plan.
@@ -154,6 +157,9 @@ func (c *Controller) Planned(now Time, k Key, p *Planned, err error) {
 		panic(fmt.Sprintf("weights/proto: a plan for %d members, %d were asked for", len(p.Slices), len(c.planning().members)))
 	case e.phase == epPlanning && err != nil:
 		e.code, e.text = CodePlan, err.Error()
+		if len(e.without) > 0 {
+			e.code, e.text = CodeReplica, fmt.Sprintf("%s gone: %v", ranksText(e.without), err)
+		}
 		c.over(nil)
 	case e.phase == epPlanning:
 		e.planned = p

@@ -15,6 +15,9 @@ func (c *Controller) join(from ID, h Head, j *Join) {
 		return // an older one, late
 	}
 	fresh := p.join == nil
+	if fresh {
+		c.back(&j.Member)
+	}
 	p.join, p.seq = j, h.Seq
 	c.out.Meet(from, j.Member.Addr)
 	c.sees(h.Term.Number)

@@ -14,6 +14,7 @@ type operation struct {
 	version  Version
 	skip     bool // leave instances with a suspended rank out
 	deadline Time // until an epoch of it begins; 0: one runs
+	again    Time // when it looks again whether it can begin; 0: after the next event
 	tried    []int
 	why      string // what it waits for
 	done     Outcome
@@ -237,10 +238,19 @@ func (x *instance) suspended() *peer {
 }
 
 func (c *Controller) beginUpdate(o *operation) bool {
+	o.again = 0
 	publishers, why := c.publishers()
+	var lost []Member
+	if why == "" {
+		lost, why = c.missing(o, publishers)
+	}
 	if why != "" {
 		o.why = why
 		return false
+	}
+	if len(publishers) == 0 {
+		c.endOp(&EpochError{Version: o.version, Code: CodeReplica, Text: "no publisher is left", Err: ErrAborted})
+		return true
 	}
 	all, waits := c.instances()
 	if waits {
@@ -274,7 +284,7 @@ func (c *Controller) beginUpdate(o *operation) bool {
 	for _, x := range list {
 		members = x.append(members)
 	}
-	c.run(o, o.version, ModePush, members, sources)
+	c.run(o, o.version, ModePush, members, sources, lost)
 	return true
 }
 
@@ -285,14 +295,14 @@ func (x *instance) append(members []Member) []Member {
 	return members
 }
 
-func (c *Controller) run(o *operation, v Version, mode Mode, members []Member, sources []int) {
+func (c *Controller) run(o *operation, v Version, mode Mode, members []Member, sources []int, lost []Member) {
 	if o != nil {
 		o.deadline = 0
 	}
-	c.newEpoch(o, v, mode, members, sources)
+	c.newEpoch(o, v, mode, members, sources, lost)
 }
 
-// publishers are those who have joined, by rank, or what is missing.
+// publishers are those who have joined, by rank, or why they cannot begin.
 func (c *Controller) publishers() (list []*peer, why string) {
 	for _, p := range c.peers {
 		if p.join.Member.Role != RolePublisher {
@@ -305,9 +315,6 @@ func (c *Controller) publishers() (list []*peer, why string) {
 			return nil, fmt.Sprintf("the layout of %v", &p.join.Member)
 		}
 		list = append(list, p)
-	}
-	if len(list) == 0 || len(list) != list[0].join.Group {
-		return nil, fmt.Sprintf("publishers: %d have joined", len(list))
 	}
 	slices.SortStableFunc(list, func(a, b *peer) int { return a.join.Member.Rank - b.join.Member.Rank })
 	return list, ""
@@ -354,7 +361,7 @@ func (c *Controller) copy(o *operation, from, to *instance) {
 	for i := range members {
 		sources = append(sources, i)
 	}
-	c.run(o, from.version(), ModeCopy, to.append(members), sources)
+	c.run(o, from.version(), ModeCopy, to.append(members), sources, nil)
 }
 
 // beginBack goes on with a rollback: first those who kept the version take it back, then others copy it from them.
@@ -379,7 +386,7 @@ func (c *Controller) beginBack(o *operation) bool {
 		}
 	}
 	if len(members) > 0 {
-		c.run(o, o.version, ModeBack, members, nil)
+		c.run(o, o.version, ModeBack, members, nil, nil)
 		return true
 	}
 	for _, x := range list {

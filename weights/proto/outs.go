@@ -105,10 +105,10 @@ type PlanRequest struct {
 	Version Version
 	Mode    Mode
 	Members []Member
-	Sources []int // indices of those who write; none: ModeBack, which needs no plan
-	// A repair: the plan of an epoch is done again without those who were lost. Members are those who are left.
+	Sources []int    // indices of those who write; none: ModeBack, which needs no plan
+	Lost    []Member // publishers that are no members: the others must have all that they had
+	// A repair: the plan of an epoch is done again without those who were lost, Lost. Members are those who are left.
 	Of       Hash       // the plan; zero: no repair
-	Lost     []Member   // publishers, of Of
 	Verified [][]uint64 // of each of Members: bit s: stage s is there
 }
 
