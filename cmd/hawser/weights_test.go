@@ -17,6 +17,7 @@ type cluster struct {
 	*testing.T
 	dir      string
 	flags    []string
+	train    []string // more flags of trainers
 	trainers int
 	ranks    int
 	members  map[string]*served
@@ -176,7 +177,8 @@ func (c *cluster) control(expect int, more ...string) {
 
 func (c *cluster) trainer(r int) {
 	c.Helper()
-	c.serve(fmt.Sprint("trainer-", r), append(c.flags, "--role", "publisher", "--layout", c.file("src.json"), "--rank", fmt.Sprint(r), "--from", c.file("v{version}"))...)
+	args := append(c.flags, "--role", "publisher", "--layout", c.file("src.json"), "--rank", fmt.Sprint(r), "--from", c.file("v{version}"))
+	c.serve(fmt.Sprint("trainer-", r), append(args, c.train...)...)
 }
 
 func (c *cluster) rank(r int, more ...string) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/hawser-project/hawser"
@@ -36,6 +37,8 @@ type weightsServeCmd struct {
 	AddrFile     string `placeholder:"FILE" help:"Write the address there when it is ready."`
 	Copy         bool   `help:"Controller: give instances that have no version the one that another serves, between pushes."`
 	Dump         string `hidden:"" placeholder:"FILE"`
+
+	StagePause time.Duration `hidden:"" placeholder:"TIME" help:"Publisher: pause before each stage of a push, as a trainer does that is still computing the next one."`
 }
 
 // serverState is what a serving process tells, as a line of JSON each time that it changes.
@@ -223,6 +226,7 @@ func (c *weightsServeCmd) dump(regions []*hawser.Region) error {
 // publish is a training rank: it loads a version when the controller wants it, and pushes it.
 func (c *weightsServeCmd) publish(ctx context.Context, u *ui, parent *proc.Parent, n *node, o weights.PublisherOptions) (err error) {
 	wanted := make(chan weights.Version, 1)
+	var pushes atomic.Uint64 // the last version
 	o.Wanted = func(v weights.Version) {
 		select {
 		case wanted <- v:
@@ -246,6 +250,7 @@ func (c *weightsServeCmd) publish(ctx context.Context, u *ui, parent *proc.Paren
 		for {
 			select {
 			case v := <-wanted:
+				pushes.Store(uint64(v))
 				if err := c.pushOne(ctx, u, p, &o, v); err != nil {
 					stop(err)
 					return
@@ -256,7 +261,7 @@ func (c *weightsServeCmd) publish(ctx context.Context, u *ui, parent *proc.Paren
 		}
 	}()
 	err = c.watch(watching, u, parent, func() serverState {
-		return serverState{Role: "publisher", Rank: c.Rank, State: p.State().String()}
+		return serverState{Role: "publisher", Rank: c.Rank, State: p.State().String(), Version: pushes.Load()}
 	})
 	stop(nil)
 	<-done
@@ -271,13 +276,38 @@ func (c *weightsServeCmd) pushOne(ctx context.Context, u *ui, p *weights.Publish
 	if err := loadRank(c.From, v, o.Layout, o.Rank, bytesOf(o.Regions)); err != nil {
 		return err
 	}
-	r, err := p.Push(ctx, v, nil)
+	pushing, stop := context.WithCancel(ctx)
+	defer stop()
+	r, err := p.Push(ctx, v, c.stages(pushing))
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "hawser: publisher %d: push v%d: %v\n", c.Rank, v, err)
 		return nil
 	}
 	u.printf("%s publisher %d: pushed v%d, %s in %d writes, %v\n", time.Now().Format("15:04:05.000"), c.Rank, v, bytesText(r.Bytes), r.Writes, r.Wall.Round(time.Millisecond))
 	return nil
+}
+
+// stages tells one stage after the other ready until ctx ends; nil: all are.
+func (c *weightsServeCmd) stages(ctx context.Context) <-chan int {
+	if c.StagePause == 0 {
+		return nil
+	}
+	ready := make(chan int)
+	go func() {
+		for s := 0; ; s++ {
+			select {
+			case <-time.After(c.StagePause):
+			case <-ctx.Done():
+				return
+			}
+			select {
+			case ready <- s:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return ready
 }
 
 // control is the controller.
