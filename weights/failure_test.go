@@ -16,7 +16,7 @@ import (
 	"github.com/hawser-project/hawser/weights/stage"
 )
 
-// slowly pushes a version stage by stage: stage k is ready when the caller has sent to the channel k+1 times, or closed it.
+// slowly pushes a version stage by stage: stage k is ready when the caller has sent k.
 type slowly struct {
 	w      *world
 	v      Version

@@ -1,0 +1,98 @@
+package weights
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hawser-project/hawser"
+)
+
+// grants are what each publisher has imported: the serial of the descriptors, and the regions made of them.
+func (w *world) grants() (serials []uint64, regions []*hawser.Remote) {
+	for _, p := range w.pubs {
+		for _, x := range w.recs {
+			p.mu.Lock()
+			if f := p.remotes[x.eng.ID()]; f != nil {
+				serials, regions = append(serials, f.serial), append(regions, f.regions...)
+			}
+			p.mu.Unlock()
+		}
+	}
+	return serials, regions
+}
+
+// TestGrantCount: one push after the other uses what was granted and imported for the first one. After an abort everything is granted anew, once.
+func TestGrantCount(t *testing.T) {
+	onNetworks(t, func(t *testing.T, open network) {
+		w := newWorld(t, open, toy{}, change{})
+		w.mustPush(1)
+		serials, regions := w.grants()
+		if len(serials) != len(w.pubs)*len(w.recs) || len(regions) != len(serials) {
+			t.Fatalf("%d grants of %d regions, want one of each publisher for each receiver", len(serials), len(regions))
+		}
+		same := func(v Version) {
+			t.Helper()
+			w.mustPush(v)
+			s, r := w.grants()
+			for i := range serials {
+				if s[i] != serials[i] || r[i] != regions[i] {
+					t.Errorf("v%d: grant %d is another one: serial %d, was %d", v, i, s[i], serials[i])
+				}
+			}
+		}
+		for v := Version(2); v <= 5; v++ {
+			same(v)
+		}
+		s := w.pushSlowly(6)
+		s.release(0)
+		s.verified(1)
+		s.cancel()
+		s.wg.Wait()
+		if !errors.Is(s.err, ErrAborted) {
+			t.Fatal(s.err)
+		}
+		w.settled()
+		w.idle()
+		w.mustPush(7)
+		old := serials
+		serials, regions = w.grants()
+		for i := range serials {
+			if serials[i] <= old[i] {
+				t.Errorf("grant %d has serial %d after an abort, had %d before", i, serials[i], old[i])
+			}
+		}
+		same(8)
+	})
+}
+
+// TestStalledTrainer: a trainer that does not get ready in time is named, the push ends, and nothing of it is under way any more.
+func TestStalledTrainer(t *testing.T) {
+	onNetworks(t, func(t *testing.T, open network) {
+		w := newWorld(t, open, toy{}, change{shadow: true, controller: func(o *ControllerOptions) { o.Limits.Push = 500 * time.Millisecond }})
+		w.mustPush(1)
+		s := w.pushSlowly(2)
+		for i, g := range s.gates {
+			for k := range s.stages() {
+				if i != 2 || k != s.stages()-1 {
+					g <- k
+				}
+			}
+		}
+		s.wg.Wait()
+		if !errors.Is(s.err, ErrAborted) || !strings.Contains(s.err.Error(), "publisher 2") {
+			t.Errorf("update ends with %v", s.err)
+		}
+		for i, err := range s.errs {
+			if !errors.Is(err, ErrAborted) {
+				t.Errorf("publisher %d: push ends with %v", i, err)
+			}
+			if n := w.pubs[i].eng.Stats().Inflight; n != 0 {
+				t.Errorf("publisher %d: %d operations are in flight", i, n)
+			}
+		}
+		w.settled()
+		w.check(1)
+	})
+}
