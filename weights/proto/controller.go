@@ -99,6 +99,7 @@ type peer struct {
 	join *Join
 	seq  uint64 // of join
 	in   Key    // the last epoch that it was told to begin; a join that does not know it is old
+	out  Key    // the last one that it has ended; a join that says that it is still part of it is old
 }
 
 // write is a record that is being made durable.

@@ -309,6 +309,9 @@ func (c *Controller) done(from ID, x *Done) {
 		return
 	}
 	e.at[i].done, e.at[i].ok = true, x.OK
+	if p := c.peer(from); p != nil {
+		p.out = x.Of
+	}
 	if e.commit && !x.OK && e.members[i].Leader && !e.at[i].source {
 		c.outInstance(i, x.Code, x.Text)
 	}

@@ -94,7 +94,7 @@ func (c *Controller) resolve(p *peer) {
 func (c *Controller) strand() {
 	for _, p := range c.peers {
 		j := p.join
-		if j.State != StateSwitching || j.Member.Leader || c.running(j.Epoch) {
+		if j.State != StateSwitching || j.Member.Leader || c.running(j.Epoch) || j.Epoch == p.out {
 			continue
 		}
 		if !slices.ContainsFunc(c.peers, func(q *peer) bool {

@@ -142,3 +142,24 @@ func (w *world) until(f func() bool) {
 		w.look()
 	}
 }
+
+// TestLateReport: a rank's word that it is switching arrives after its word that it is done: it is not stranded.
+func TestLateReport(t *testing.T) {
+	w := joined(t, worldConfig{publishers: 1, instances: 1, ranks: 2, stages: 1})
+	o := w.update(t, 2)
+	c := w.ctl().c
+	for _, n := range w.nodes {
+		if n.r == nil || n.r.cfg.Member.Leader {
+			continue
+		}
+		p := c.peer(n.id)
+		late := *p.join
+		late.State, late.Epoch, late.Version = StateSwitching, o.Epoch, 0
+		c.Message(w.now, n.id, Encode(Head{Term: c.term, Seq: p.seq}, &late))
+		w.settle(5 * time.Second)
+		if s := n.r.Status(); s.State != StateCommitted || s.Version != 2 {
+			t.Errorf("%v is %v, v%d", &n.r.cfg.Member, s.State, s.Version)
+		}
+	}
+	w.sound(t)
+}
