@@ -3,7 +3,9 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -67,7 +69,7 @@ type pushEnd struct {
 }
 
 // pushSlowly begins to push version 2, and returns when a trainer writes.
-func (c *cluster) pushSlowly(trainer string) <-chan pushEnd {
+func (c *cluster) pushSlowly(trainer string) (*exec.Cmd, <-chan pushEnd) {
 	c.Helper()
 	over := make(chan pushEnd, 1)
 	cmd, _ := command(c.T, append([]string{"weights", "push", "--json", "-", "--version", "2"}, c.flags...)...)
@@ -83,7 +85,7 @@ func (c *cluster) pushSlowly(trainer string) <-chan pushEnd {
 		over <- x
 	}()
 	c.await(trainer, "writing version 2", func(s serverState) bool { return s.Version == 2 && s.State == "writing" })
-	return over
+	return cmd, over
 }
 
 // A trainer is killed in mid-push. What others have, too, they send, in another epoch of the same version. Else the push aborts: who has a second copy serves the
@@ -102,7 +104,7 @@ func TestWeightsTrainerKilled(t *testing.T) {
 			}
 			c.start(6, more...)
 			c.mustPush(1)
-			over := c.pushSlowly("trainer-2")
+			_, over := c.pushSlowly("trainer-2")
 			c.members["trainer-2"].kill()
 			p := <-over
 			if x.replicas {
@@ -133,4 +135,43 @@ func TestWeightsTrainerKilled(t *testing.T) {
 			c.verify(2, "--all")
 		})
 	}
+}
+
+// A rank joins when a version is out already, in an instance of its own: it gets it from a rank that serves it, without a trainer.
+func TestWeightsRankJoins(t *testing.T) {
+	c := newCluster(t, "fsdp=2", "inst=2,tp=1")
+	c.control(0, "--copy")
+	for r := range c.trainers {
+		c.trainer(r)
+	}
+	c.rank(0)
+	c.mustPush(1)
+	for r := range c.trainers {
+		c.members[fmt.Sprint("trainer-", r)].end(t)
+	}
+	c.rank(1)
+	c.awaitVersion("rank-1", 1)
+	c.verify(1, "--all")
+}
+
+// Ctrl-C ends the command that ordered a push, not the push: trainers and ranks commit it, and take the next one.
+func TestWeightsPushInterrupted(t *testing.T) {
+	c := newCluster(t, "fsdp=2", "tp=2")
+	c.train = []string{"--stage-pause", "100ms"}
+	c.start(4, "--shadow")
+	c.mustPush(1)
+	cmd, over := c.pushSlowly("trainer-0")
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	p := <-over
+	if p.code != exitFailure || !strings.Contains(p.stderr, "interrupted") {
+		t.Errorf("exit code %d: %s", p.code, p.stderr)
+	}
+	for r := range c.ranks { // what was ordered goes on
+		c.awaitVersion(fmt.Sprint("rank-", r), 2)
+	}
+	c.verify(2, "--all")
+	c.mustPush(1)
+	c.verify(1, "--all")
 }
