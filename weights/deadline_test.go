@@ -2,11 +2,16 @@ package weights
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/hawser-project/hawser"
+	"github.com/hawser-project/hawser/provider"
+	"github.com/hawser-project/hawser/provider/sim"
+	"github.com/hawser-project/hawser/weights/stage"
 )
 
 // grants are what each publisher has imported: the serial of the descriptors, and the regions made of them.
@@ -95,4 +100,38 @@ func TestStalledTrainer(t *testing.T) {
 		w.settled()
 		w.check(1)
 	})
+}
+
+// TestRailLoss: a card of a trainer dies in the middle of a push, and then one of a receiver: what was under way goes over the others, and every byte is right, whether
+// connections keep the order or not.
+func TestRailLoss(t *testing.T) {
+	for _, ordered := range []bool{true, false} {
+		t.Run(fmt.Sprint("ordered=", ordered), func(t *testing.T) {
+			f := sim.New(sim.Config{Seed: 1, NICs: 2, NIC: sim.NIC{Ordered: ordered}})
+			open := func(t testing.TB, name string) *hawser.Engine {
+				return openEngine(t, hawser.Options{
+					Name: name, Providers: []provider.Provider{f.Provider(name)}, Rails: []hawser.Rail{{Provider: "sim", Device: hawser.AllDevices}},
+				})
+			}
+			w := newWorld(t, open, toy{rows: 512, cols: 512}, change{receiver: func(o *ReceiverOptions) { o.Verify = stage.All }, publisher: func(o *PublisherOptions) { o.Verify = stage.All }})
+			w.mustPush(1)
+			for i, card := range []string{"trainer-1/nic0", "rank-0/nic1"} {
+				s := w.pushSlowly(Version(2 + i))
+				s.release(0, 1)
+				s.verified(1)
+				f.Fail(card) // writes of stage 1 may be under way
+				s.rest(2)
+				s.wg.Wait()
+				if err := errors.Join(append(s.errs, s.err)...); err != nil {
+					t.Fatalf("without %s: %v", card, err)
+				}
+				w.check(s.v)
+				eng := []*hawser.Engine{w.pubs[1].eng, w.recs[0].eng}[i]
+				if !slices.ContainsFunc(eng.Stats().Rails, func(r hawser.RailStats) bool { return r.Dead && r.Losses > 0 }) {
+					t.Errorf("no rail of %s has lost a connection", strings.Split(card, "/")[0])
+				}
+				t.Logf("without %s: %d repairs", card, s.report.Repairs)
+			}
+		})
+	}
 }
