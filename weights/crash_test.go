@@ -122,8 +122,7 @@ func TestNoMixedVersion(t *testing.T) {
 		t.Run(fmt.Sprint("shadow=", shadow), func(t *testing.T) {
 			onNetworks(t, func(t *testing.T, open network) {
 				var running sync.RWMutex // held for reading by the reader, for writing while the engine is paused
-				var w *world
-				w = newWorld(t, open, toy{}, change{shadow: shadow, receiver: func(o *ReceiverOptions) {
+				w := newWorld(t, open, toy{}, change{shadow: shadow, receiver: func(o *ReceiverOptions) {
 					o.Hooks.Pause = func(context.Context, Version) error { running.Lock(); return nil }
 					o.Hooks.Resume = func(context.Context, Version) error { running.Unlock(); return nil }
 				}})

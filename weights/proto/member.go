@@ -35,7 +35,6 @@ type member struct {
 	serial  uint64     // of these descriptors
 	adopts  Key        // the epoch that Adopt was called for
 	wants   *wanted    // a slice that is to come
-	joined  bool       // under term
 }
 
 // role is what the two kinds do differently.
