@@ -300,6 +300,9 @@ func (c *Controller) sayDecision() {
 
 // done takes what a member made of the decision.
 func (c *Controller) done(from ID, x *Done) {
+	if p := c.peer(from); p != nil {
+		p.out = x.Of
+	}
 	e := c.epoch
 	if e == nil || e.phase != epSwitching && e.phase != epAborting || !inChain(e.since, e.key, x.Of) || e.commit && x.Of != e.key {
 		return
@@ -309,9 +312,6 @@ func (c *Controller) done(from ID, x *Done) {
 		return
 	}
 	e.at[i].done, e.at[i].ok = true, x.OK
-	if p := c.peer(from); p != nil {
-		p.out = x.Of
-	}
 	if e.commit && !x.OK && e.members[i].Leader && !e.at[i].source {
 		c.outInstance(i, x.Code, x.Text)
 	}

@@ -99,7 +99,8 @@ func (c *Controller) strand() {
 		}
 		if !slices.ContainsFunc(c.peers, func(q *peer) bool {
 			m := &q.join.Member
-			return m.Role == RoleReceiver && m.Instance == j.Member.Instance && m.Leader && q.join.State.inEpoch()
+			resumed := q.join.Epoch == j.Epoch && q.join.State == StateCommitted && q.join.Version == j.Pending // so all had flipped
+			return m.Role == RoleReceiver && m.Instance == j.Member.Instance && m.Leader && (q.join.State.inEpoch() || resumed)
 		}) {
 			id := p.id
 			c.forget(func(l *letter) bool { return l.to == id && l.kind == KindOut && l.about == 0 })
