@@ -245,7 +245,7 @@ func TestWeightsPushFromCheckpoint(t *testing.T) {
 		c.rank(r, "--shadow")
 	}
 	for v := 1; v <= 2; v++ {
-		args := append([]string{"--from", c.file("v{version}"), "--layout", c.file("src.json"), "--verify", "all"}, "--ranks")
+		args := []string{"--from", c.file("v{version}"), "--layout", c.file("src.json"), "--verify", "all", "--ranks"}
 		others := make(chan string, 1)
 		go func() {
 			cmd, _ := command(t, append(append([]string{"weights", "push", "--version", fmt.Sprint(v), "--quiet"}, c.flags...), append(args, "2-3")...)...)
