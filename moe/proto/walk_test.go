@@ -25,12 +25,19 @@ func walk(s setting, seed uint64) (faults, trace []string) {
 		} else {
 			idling = 0
 		}
+		if len(trace) == longestWalk {
+			w.faults = append(w.faults, "it does not end")
+			break
+		}
 		x := choose(rng, list)
 		trace = append(trace, w.name(x))
 		w.take(x)
 	}
 	return w.faults, trace
 }
+
+// longestWalk is far beyond what a walk of these worlds takes; one that is longer goes around in circles.
+const longestWalk = 100_000
 
 // choose takes harm rarely, so that much happens before it.
 func choose(rng *rand.Rand, list []choice) choice {
