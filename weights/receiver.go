@@ -30,10 +30,8 @@ type ReceiverOptions struct {
 	Shadow []*hawser.Region
 	Verify stage.Verify
 	// Poison fills every byte that is to come with a pattern before anything is written, for tests of coverage. 0: not.
-	Poison  uint16
-	Serving Version // the version that is in Regions at the start; 0: none
-	// Mutates: PostLoad changes bytes that were received. Then content roots are of the changed bytes.
-	Mutates    bool
+	Poison     uint16
+	Serving    Version // the version that is in Regions at the start; 0: none
 	Hooks      Hooks
 	Limits     Limits
 	DoubtAfter time.Duration // how long a decision may take; default 10 s
