@@ -107,12 +107,18 @@ type Run struct {
 	Src   int // rank
 }
 
-// Back is a run of results: N rows of y from Row on, which go to Y from slot Y on.
+// Back is a run of results: N rows of y from Row on, which go to slots from Slot on, of Y or, if they are the own rank's, of Results.
 type Back struct {
-	Row   int
+	Row   int // batched: within its expert
 	Local int
 	N     int
-	Y     int
+	Slot  int
+	Own   bool
+}
+
+// Move moves N rows of an Output to the front: to row To from row From, which is larger. Batched: within their expert.
+type Move struct {
+	Local, From, To, N int
 }
 
 // Reduction is what Reduce computes: out[t] = round((Accumulate ? out[t] : 0) + the sum over columns j, ascending, of w[t][j] * y[slot of
@@ -125,9 +131,7 @@ type Reduction struct {
 	// Gone has a bit for each rank whose results are missing: they count as zero. Rescale divides by what weight is present of a token.
 	Gone    []uint64
 	Rescale bool
-	// Own are the results of the own rank's records, in order of their slots: they lie in Y and not in Results.
-	Own   []byte
-	Queue Queue
+	Queue   Queue
 }
 
 // Memory is a lane's, each slice a region or a part of one. The backend reads and writes Send and Y, and reads Results and whatever runs
@@ -151,7 +155,7 @@ type Spec struct {
 // Flags say what is finished. Each is the last number that its method was called with and that is done, on a cache line of its own; it
 // is compared with >=.
 type Flags struct {
-	Counted, Packed, Unpacked, YPacked, Reduced Flag
+	Counted, Packed, Unpacked, Arranged, YPacked, Reduced Flag
 }
 
 // Flag is a word on a cache line of its own.
@@ -189,7 +193,10 @@ type Lane interface {
 	Pack(q Queue, seq uint64, in *Input, quantize Quantize, h proto.Header) error
 	// Unpack copies runs of records to rows of out.
 	Unpack(q Queue, seq uint64, runs []Run, out *Output) error
-	// PackCombine copies rows of y to slots of Y, which it converts to Spec.Wire if y is of another type.
+	// Arrange ends what Unpack began: it moves rows, in order, zeroes padding if out wants that, and writes Counts and Offsets of out. counts
+	// are the rows of each local expert, offsets where they begin and, one more, where they end with padding; batched without.
+	Arrange(q Queue, seq uint64, moves []Move, counts, offsets []uint32, out *Output) error
+	// PackCombine copies rows of y to slots, which it converts to Spec.Wire if y is of another type.
 	PackCombine(q Queue, seq uint64, y Tensor, runs []Back) error
 	// Reduce sums the results of the plan.
 	Reduce(q Queue, seq uint64, r *Reduction) error

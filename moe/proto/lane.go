@@ -216,6 +216,9 @@ func (l *Lane) Activate() {
 func (l *Lane) Step() uint64      { return l.step }
 func (l *Lane) Completed() uint64 { return l.completed }
 
+// Idle: no step is in progress.
+func (l *Lane) Idle() bool { return l.phase == idle }
+
 // Quiet: no Transfer of this lane is under way, and no step.
 func (l *Lane) Quiet() bool { return l.busy == 0 && l.phase == idle }
 
