@@ -16,6 +16,7 @@ type Counter struct {
 	e    *Engine
 	c    *imm.Counter
 	kind counterKind
+	bell *Bell // of its block, nil without
 
 	mu      sync.Mutex
 	waiters []*waiter        // guarded by mu
@@ -54,6 +55,18 @@ func (e *Engine) Counter(v uint32) *Counter {
 func (c *Counter) count(e *Engine, ic *imm.Counter, kind counterKind) {
 	c.e, c.c, c.kind, c.target = e, ic, kind, c
 	ic.Owner = c
+}
+
+// arrived is called by the worker when somebody wants to know of an arrival.
+// hot:
+func (c *Counter) arrived() {
+	if c.bell != nil {
+		c.bell.toll()
+		if !c.c.Due() {
+			return
+		}
+	}
+	c.e.notes.leave(&c.note)
 }
 
 // Imm is the value that is counted.

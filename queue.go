@@ -13,6 +13,7 @@ type Queue struct {
 	note
 	e     *Engine
 	ready chan struct{} // capacity 1
+	bell  *Bell         // nil: none
 	ends  []end         // a ring; the worker writes those that are not published, whoever polls reads the others
 	_     [line]byte    // what the worker writes and what its users write are on lines of their own
 
@@ -244,6 +245,9 @@ func (q *Queue) complete(o *op, cookie uint64, err error) {
 func (q *Queue) publish() {
 	q.dirty = false
 	q.tail.Store(q.next)
+	if q.bell != nil {
+		q.bell.toll()
+	}
 	if q.waited.Load() { // pairs with Wait
 		q.e.notes.leave(&q.note)
 	}

@@ -22,6 +22,7 @@ type Block struct {
 	home     *Reserved
 	index    int
 	counters []Counter
+	marks    *imm.Marks // nil without a bell
 }
 
 // maxBlockBits: the counters of a block take some 250 bytes each.
@@ -52,7 +53,9 @@ func (m *Imms) Reserve(holder string, base uint32, bits, blockBits int) (*Reserv
 func (r *Reserved) Len() int { return len(r.blocks) }
 
 // Open opens block i: its values count from 0. ErrBusy: it is open.
-func (r *Reserved) Open(i int) (*Block, error) {
+func (r *Reserved) Open(i int) (*Block, error) { return r.open(i, nil) }
+
+func (r *Reserved) open(i int, bell *Bell) (*Block, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
@@ -63,9 +66,10 @@ func (r *Reserved) Open(i int) (*Block, error) {
 	case r.blocks[i] != nil:
 		return nil, fmt.Errorf("open block %d of immediates %s: %w: it is open", i, r.r, ErrBusy)
 	}
-	ib := r.r.NewBlock(i)
-	b := &Block{home: r, index: i, counters: make([]Counter, len(ib.Counters))}
+	ib := r.r.NewBlock(i, bell != nil)
+	b := &Block{home: r, index: i, counters: make([]Counter, len(ib.Counters)), marks: ib.Marks}
 	for j := range b.counters {
+		b.counters[j].bell = bell
 		b.counters[j].count(r.e, &ib.Counters[j], blockCounter)
 	}
 	r.r.Put(i, ib)
@@ -94,6 +98,14 @@ func (b *Block) Len() int { return len(b.counters) }
 
 // Counter is the counter of the block's value i, counted from 0.
 func (b *Block) Counter(i int) *Counter { return &b.counters[i] }
+
+// Changed says which of the 64 counters from 64*word on have counted since it was called last, a bit each. A counter is looked at
+// afterwards, so nothing is missed. For blocks that Bell.Open opened.
+// hot:
+func (b *Block) Changed(word int) uint64 { return b.marks.Take(word) }
+
+// Words is how many words Changed has.
+func (b *Block) Words() int { return b.marks.Len() }
 
 // Reach is the set of all counters of the block, for a wait for n on any or all of them.
 func (b *Block) Reach(n uint64) []Reach {

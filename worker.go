@@ -246,7 +246,7 @@ func (w *worker) Imm(p *rail.Peer, v uint32) {
 		return
 	}
 	if due != nil {
-		w.e.notes.leave(&due.Owner.(*Counter).note)
+		due.Owner.(*Counter).arrived()
 	}
 }
 

@@ -28,11 +28,12 @@ type Counter struct {
 	Owner any
 
 	n         atomic.Uint64
-	alarm     atomic.Uint64 // count from which on Add looks closer: threshold, or 0 with a mirror, or while it is condemned
+	alarm     atomic.Uint64 // count from which on Add looks closer: threshold, or 0 with a mirror or marks, or while it is condemned
 	condemned atomic.Bool   // Table.Detach is about to drop it
 	threshold atomic.Uint64 // lowest count that somebody waits for
 	from      atomic.Pointer[[]share]
 	mirror    atomic.Pointer[atomic.Uint64]
+	marks     *Marks // of its block, if that has any; set before anybody knows c
 	creator   *Source // while nobody has asked; guarded by Table.mu
 }
 
@@ -67,10 +68,13 @@ func (c *Counter) From(src *Source) uint64 {
 // before the threshold was visible. math.MaxUint64 means that nobody waits. SetThreshold and Mirror are called one at a time.
 func (c *Counter) SetThreshold(n uint64) {
 	c.threshold.Store(n)
-	if c.mirror.Load() == nil {
+	if c.mirror.Load() == nil && c.marks == nil {
 		c.alarm.Store(n)
 	}
 }
+
+// Due reports whether the count has reached the threshold, which Add says of every arrival when the counter has marks.
+func (c *Counter) Due() bool { return c.n.Load() >= c.threshold.Load() }
 
 // reached is the rest of Add when the count has reached the alarm: it reports whether the threshold is reached.
 // hot:
@@ -78,7 +82,38 @@ func (c *Counter) reached(n uint64) bool {
 	if m := c.mirror.Load(); m != nil {
 		raise(m, n)
 	}
+	if c.marks != nil {
+		c.marks.set(c.Imm)
+		return true
+	}
 	return n >= c.threshold.Load()
+}
+
+// Marks say which counters of a block have counted: one bit each.
+type Marks struct {
+	base  uint32
+	words []atomic.Uint64
+}
+
+// set is called after the count, so that who takes the mark sees the count.
+// hot:
+func (m *Marks) set(imm uint32) {
+	i := imm - m.base
+	if w, bit := &m.words[i/64], uint64(1)<<(i%64); w.Load()&bit == 0 {
+		w.Or(bit)
+	}
+}
+
+// Len is the number of words, of 64 counters each.
+func (m *Marks) Len() int { return len(m.words) }
+
+// Take returns the marks of a word and takes them away. Counters are looked at afterwards.
+// hot:
+func (m *Marks) Take(word int) uint64 {
+	if w := &m.words[word]; w.Load() != 0 {
+		return w.Swap(0)
+	}
+	return 0
 }
 
 // count adds one to the part of src. Sources are few per value, so a list beats a map.

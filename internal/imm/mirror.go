@@ -35,7 +35,7 @@ func (c *Counter) Unmirror(gone bool) {
 	if w := c.mirror.Swap(nil); w != nil && !gone {
 		raise(w, c.n.Load()) // who has seen the count finds it in the word
 	}
-	c.alarm.Store(c.threshold.Load())
+	c.SetThreshold(c.threshold.Load())
 }
 
 // raise makes w at least n. Two workers may come in the wrong order; the word never goes back.

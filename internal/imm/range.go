@@ -31,6 +31,7 @@ const maxBits = 31
 // Block is a part of a Range that is open.
 type Block struct {
 	Counters []Counter
+	Marks    *Marks // nil: none
 }
 
 func (r *Range) String() string { return fmt.Sprintf("%#x .. %#x", r.Base, r.last()) }
@@ -58,11 +59,16 @@ func (r *Range) Check() error {
 // Blocks is the number of blocks, open or not.
 func (r *Range) Blocks() int { return len(r.blocks) }
 
-// NewBlock makes the counters of block i, which Put then opens.
-func (r *Range) NewBlock(i int) *Block {
+// NewBlock makes the counters of block i, which Put then opens. With marks Add reports every arrival.
+func (r *Range) NewBlock(i int, marks bool) *Block {
 	b := &Block{Counters: make([]Counter, 1<<r.BlockBits)}
+	base := r.Base + uint32(i)<<r.BlockBits
+	if marks {
+		b.Marks = &Marks{base: base, words: make([]atomic.Uint64, (len(b.Counters)+63)/64)}
+	}
 	for j := range b.Counters {
-		b.Counters[j].init(r.Base + uint32(i)<<r.BlockBits + uint32(j))
+		b.Counters[j].marks = b.Marks
+		b.Counters[j].init(base + uint32(j))
 	}
 	return b
 }

@@ -87,7 +87,7 @@ func TestValuesInUseWhenARangeIsHeld(t *testing.T) {
 func TestManagedValuesAreNotUnasked(t *testing.T) {
 	tab, src := NewTable(), &Source{}
 	r := hold(t, tab, &Range{Base: 1 << 20, Bits: 17, BlockBits: 16})
-	r.Put(0, r.NewBlock(0))
+	r.Put(0, r.NewBlock(0, false))
 	for i := range uint32(1 << 17) {
 		if _, err := tab.Add(src, 1<<20+i); (err == nil) != (i < 1<<16) || err != nil && !errors.Is(err, ErrStale) {
 			t.Fatalf("value %d: %v", i, err)
@@ -130,7 +130,7 @@ func TestTableAgreesWithModel(t *testing.T) {
 				switch {
 				case v >= dense:
 					i := int(v-dense) >> 3
-					b := r.NewBlock(i)
+					b := r.NewBlock(i, false)
 					isOpen := want[v] != nil
 					if isOpen {
 						b = nil
@@ -190,7 +190,7 @@ func TestBlocksOpenAndCloseUnderCounting(t *testing.T) {
 	})
 	var blocks []*Block
 	for range 2000 {
-		b := r.NewBlock(0)
+		b := r.NewBlock(0, false)
 		r.Put(0, b)
 		blocks = append(blocks, b)
 		if old := r.Put(0, nil); old != b {
@@ -296,7 +296,7 @@ func TestSourcesThatAreGoneAreForgotten(t *testing.T) {
 func TestAddToManagedValuesAllocatesNothing(t *testing.T) {
 	tab, src := NewTable(), &Source{}
 	r := hold(t, tab, &Range{Base: 0, Bits: 8, BlockBits: 4})
-	b := r.NewBlock(1)
+	b := r.NewBlock(1, false)
 	r.Put(1, b)
 	b.Counters[3].Mirror(new(atomic.Uint64))
 	add(t, tab, src, 0x13)
@@ -314,7 +314,7 @@ func BenchmarkAddToBlock(b *testing.B) {
 	if _, err := tab.Hold(r); err != nil {
 		b.Fatal(err)
 	}
-	r.Put(0, r.NewBlock(0))
+	r.Put(0, r.NewBlock(0, false))
 	for b.Loop() {
 		_, _ = tab.Add(src, 77)
 	}

@@ -44,7 +44,7 @@ func NewTable() *Table {
 	return t
 }
 
-// Add counts one immediate from src. It reports the counter when the count has reached the threshold. ErrUnasked: the
+// Add counts one immediate from src. It reports the counter when the count has reached the threshold, or when it has marks. ErrUnasked: the
 // value is new and src has created too many. ErrStale: the value is managed and not open. Then it is not counted.
 // hot:
 func (t *Table) Add(src *Source, imm uint32) (due *Counter, err error) {
