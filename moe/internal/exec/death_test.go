@@ -1,0 +1,102 @@
+package exec
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/hawser-project/hawser/moe/backend"
+	"github.com/hawser-project/hawser/moe/proto"
+)
+
+// kill ends a rank. What it has under way arrives, or does not.
+func (n *net) kill(i int) {
+	n.ranks[i].dead = true
+	kept := n.parts[:0]
+	for _, f := range n.parts {
+		if f.from != i || n.rng.IntN(2) == 0 {
+			kept = append(kept, f)
+		}
+	}
+	n.parts = kept
+}
+
+// TestDeath: one rank dies at any event of a step. The others end it, blame nobody else, and every token that they do not name has its
+// whole sum; so rows that came after those of the dead rank are where the counts say.
+func TestDeath(t *testing.T) {
+	partial, whole, moved := 0, 0, 0
+	for seed := range uint64(2000) {
+		ranks := 2 + int(seed)%3
+		n := newNet(t, seed, small(ranks, seed), 0)
+		var works []*work
+		for _, r := range n.ranks {
+			w := n.newWork(r.e.cfg, ranks*6*2+3*r.e.cfg.Local)
+			works = append(works, w)
+			if err := r.e.Begin(0, &w.in, backend.Quantize{}, false); err != nil {
+				t.Fatal(err)
+			}
+			r.e.Receive(&w.out)
+		}
+		victim, events, told, down := n.rng.IntN(ranks), n.rng.IntN(20*ranks), n.rng.IntN(10), make([]bool, ranks)
+		asked := make([]bool, ranks)
+		for busy := true; busy; {
+			busy = n.step()
+			if events--; events == 0 {
+				n.kill(victim)
+			}
+			for i, r := range n.ranks {
+				if r.dead {
+					continue
+				}
+				if !down[i] && (events < -told*i || !busy) && n.ranks[victim].dead {
+					r.e.PeerDown(victim)
+					down[i], busy = true, true
+				}
+				if r.e.Received() && !asked[i] {
+					asked[i], busy = true, true
+					moved += len(r.e.moves)
+					r.compute(works[i], 0)
+					if err := r.e.Combine(0, works[i].y); err != nil {
+						t.Fatal(err)
+					}
+					r.e.Reduce(&works[i].sum)
+				}
+			}
+			if !busy && !n.ranks[victim].dead && events > 0 {
+				break // the step was over before
+			}
+		}
+		for i, r := range n.ranks {
+			if r.dead {
+				continue
+			}
+			failed, why, blamed, err := r.e.Failed()
+			if failed && why == proto.CodePool {
+				continue // here or elsewhere all chunks were lent to it
+			}
+			if failed || !r.e.Summed() {
+				t.Fatalf("seed %d: rank %d: failed %v: %v (rank %d), %v; received %v, summed %v", seed, i, failed, why, blamed, err, r.e.Received(), r.e.Summed())
+			}
+			p := r.e.PartialError()
+			if p == nil {
+				p = &proto.PartialError{Tokens: make(proto.Bitmap, 1)}
+				whole++
+			} else {
+				partial++
+				if !slices.Equal(p.Missing, []int{victim}) {
+					t.Fatalf("seed %d: rank %d misses %v, rank %d died", seed, i, p.Missing, victim)
+				}
+			}
+			for k, want := range works[i].want {
+				if token := k / r.e.cfg.Hidden; !p.Tokens.Has(token) {
+					if got := math.Float32frombits(le.Uint32(works[i].sum.Out.Data[4*k:])); got != want {
+						t.Fatalf("seed %d: rank %d, token %d: %v, want %v", seed, i, token, got, want)
+					}
+				}
+			}
+		}
+	}
+	if partial < 500 || whole < 100 || moved < 20 {
+		t.Errorf("%d ranks had a partial step, %d a whole one, %d runs of rows moved: too few to say anything", partial, whole, moved)
+	}
+}
