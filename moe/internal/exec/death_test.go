@@ -48,18 +48,19 @@ func TestDeath(t *testing.T) {
 				if r.dead {
 					continue
 				}
-				if !down[i] && (events < -told*i || !busy) && n.ranks[victim].dead {
-					r.e.PeerDown(victim)
-					down[i], busy = true, true
-				}
-				if r.e.Received() && !asked[i] {
+				if failed, _, _, _ := r.e.Failed(); !failed && r.e.Received() && !asked[i] {
 					asked[i], busy = true, true
 					moved += len(r.e.moves)
+					r.counted(t)
 					r.compute(works[i], 0)
 					if err := r.e.Combine(0, works[i].y); err != nil {
 						t.Fatal(err)
 					}
 					r.e.Reduce(&works[i].sum)
+				}
+				if !down[i] && (events < -told*i || !busy) && n.ranks[victim].dead {
+					r.e.PeerDown(victim)
+					down[i], busy = true, true
 				}
 			}
 			if !busy && !n.ranks[victim].dead && events > 0 {
@@ -98,5 +99,20 @@ func TestDeath(t *testing.T) {
 	}
 	if partial < 500 || whole < 100 || moved < 20 {
 		t.Errorf("%d ranks had a partial step, %d a whole one, %d runs of rows moved: too few to say anything", partial, whole, moved)
+	}
+}
+
+// counted: the rows are those of all who are not missing.
+func (r *rank) counted(t testing.TB) {
+	t.Helper()
+	want, got := r.e.b.Plan().Records[r.i], uint32(0)
+	for i := range r.n.ranks {
+		want += r.e.Lane().Records(i)
+	}
+	for _, c := range r.e.Counts() {
+		got += c
+	}
+	if got != want {
+		t.Fatalf("rank %d: %d rows, %d records came of who is not missing", r.i, got, want)
 	}
 }
