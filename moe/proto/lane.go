@@ -68,6 +68,7 @@ type LaneOut interface {
 	// CombIn: all results are here, but those of who is missing. Answer: Reduced.
 	CombIn(step uint64)
 	// Missing: the step goes on without this rank: nothing of it may be read any more, no piece that has not been unpacked, no result.
+	// Pieces that were offered are answered all the same.
 	Missing(step uint64, rank int, why Code)
 	// Failed: the step has ended. Or, if it is none that was begun, the lane refuses to begin it.
 	Failed(step uint64, why Code, blamed int)

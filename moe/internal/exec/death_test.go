@@ -24,13 +24,18 @@ func (n *net) kill(i int) {
 // TestDeath: one rank dies at any event of a step. The others end it, blame nobody else, and every token that they do not name has its
 // whole sum; so rows that came after those of the dead rank are where the counts say.
 func TestDeath(t *testing.T) {
-	partial, whole, moved := 0, 0, 0
+	partial, whole, moved, streamed := 0, 0, 0, 0
 	for seed := range uint64(2000) {
 		ranks := 2 + int(seed)%3
-		n := newNet(t, seed, small(ranks, seed), 0)
+		c, rows := small(ranks, seed), ranks*6*2
+		if seed%2 == 1 { // streamed, if much comes
+			c.MaxRecv, c.StreamRows, c.FirstChunk = 4, 4, 1+int(seed)%3
+			rows = 4
+		}
+		n := newNet(t, seed, c, 0)
 		var works []*work
 		for _, r := range n.ranks {
-			w := n.newWork(r.e.cfg, ranks*6*2+3*r.e.cfg.Local)
+			w := n.newWork(r.e.cfg, rows+3*r.e.cfg.Local)
 			works = append(works, w)
 			if err := r.e.Begin(0, &w.in, backend.Quantize{}, false); err != nil {
 				t.Fatal(err)
@@ -39,7 +44,10 @@ func TestDeath(t *testing.T) {
 		}
 		victim, events, told, down := n.rng.IntN(ranks), n.rng.IntN(20*ranks), n.rng.IntN(10), make([]bool, ranks)
 		asked := make([]bool, ranks)
-		for busy := true; busy; {
+		for turns, busy := 0, true; busy; turns++ {
+			if turns > 10_000 {
+				t.Fatalf("seed %d: it does not end", seed)
+			}
 			busy = n.step()
 			if events--; events == 0 {
 				n.kill(victim)
@@ -48,11 +56,25 @@ func TestDeath(t *testing.T) {
 				if r.dead {
 					continue
 				}
-				if failed, _, _, _ := r.e.Failed(); !failed && r.e.Received() && !asked[i] {
+				if r.e.Limit() != nil && !r.e.streamed && r.e.Stream(&works[i].out) == nil {
+					busy, streamed = true, streamed+1
+				}
+				for r.e.streamed && n.rng.IntN(2) == 0 && r.e.Chunk() && r.e.HalfFree() {
+					r.compute(works[i], 0)
+					if err := r.e.CombineChunk(works[i].y); err != nil {
+						t.Fatal(err)
+					}
+					busy = true
+				}
+				failed, _, _, _ := r.e.Failed()
+				busy = busy || !failed && r.e.streamed && r.e.st.more(r.e)
+				if !failed && r.e.Received() && !asked[i] {
 					asked[i], busy = true, true
 					moved += len(r.e.moves)
-					r.counted(t)
-					r.compute(works[i], 0)
+					if !r.e.streamed {
+						r.counted(t)
+						r.compute(works[i], 0)
+					}
 					if err := r.e.Combine(0, works[i].y); err != nil {
 						t.Fatal(err)
 					}
@@ -97,8 +119,8 @@ func TestDeath(t *testing.T) {
 			}
 		}
 	}
-	if partial < 500 || whole < 100 || moved < 20 {
-		t.Errorf("%d ranks had a partial step, %d a whole one, %d runs of rows moved: too few to say anything", partial, whole, moved)
+	if partial < 500 || whole < 100 || moved < 20 || streamed < 100 {
+		t.Errorf("%d ranks had a partial step, %d a whole one, %d runs of rows moved, %d were streamed: too few to say anything", partial, whole, moved, streamed)
 	}
 }
 

@@ -81,6 +81,7 @@ type step struct {
 	limit    *LimitError
 	arrived  []arrival // pieces that are not handed to the backend
 	reading  []arrival // pieces that it copies
+	dropped  []arrival // pieces that it will not, as their source is missing
 	runs     []backend.Run
 	backs    []backend.Back
 	moves    []backend.Move
@@ -147,7 +148,7 @@ func (e *Exec) Open(view uint32, member func(rank int) bool) {
 func (e *Exec) reset() {
 	s := &e.step
 	*s = step{
-		gone: s.gone, arrived: s.arrived[:0], reading: s.reading[:0], runs: s.runs[:0], backs: s.backs[:0], moves: s.moves[:0],
+		gone: s.gone, arrived: s.arrived[:0], reading: s.reading[:0], dropped: s.dropped[:0], runs: s.runs[:0], backs: s.backs[:0], moves: s.moves[:0],
 		counts: s.counts, offsets: s.offsets, rowAt: s.rowAt, yBase: s.yBase, st: s.st,
 	}
 	clear(s.gone)

@@ -42,6 +42,8 @@ func (o *laneOut) Missing(_ uint64, rank int, _ proto.Code) {
 	for _, a := range o.arrived {
 		if a.rank != rank {
 			kept = append(kept, a)
+		} else {
+			o.dropped = append(o.dropped, a)
 		}
 	}
 	o.arrived = kept
@@ -59,6 +61,12 @@ func (o *laneOut) Failed(_ uint64, why proto.Code, blamed int) {
 func (e *Exec) Run() {
 	for again := true; again; {
 		again = false
+		for len(e.dropped) > 0 { // the lane lends their memory to others then
+			a := e.dropped[len(e.dropped)-1]
+			e.dropped = e.dropped[:len(e.dropped)-1]
+			e.lane.Unpacked(a.rank, a.piece)
+			again = true
+		}
 		for k := packing; k < kinds; k++ {
 			if seq := e.under[k]; seq != 0 && e.flag(k).Load() >= seq {
 				e.under[k] = 0
