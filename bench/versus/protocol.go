@@ -20,6 +20,9 @@ type request struct {
 
 	LayerNS int64 `json:"layer_ns,omitempty"` // of opRun with Layers: computation of each
 	Whole   bool  `json:"whole,omitempty"`    // and nothing is posted before the last one is computed
+
+	Warm  int `json:"warm,omitempty"`  // of opRun with Alltoall: steps that do not count, before the others
+	Steps int `json:"steps,omitempty"` // that count
 }
 
 // The operations of a driver.
@@ -44,6 +47,8 @@ type Opening struct {
 	Congestion string   `json:"congestion"`
 	Target     uint64   `json:"target,omitempty"`  // of Layers: bytes of the destination
 	Foreign    bool     `json:"foreign,omitempty"` // ours: register memory instead of allocating it; peers always do
+
+	*Alltoall
 }
 
 // reply is what a driver answers.
@@ -61,6 +66,10 @@ type reply struct {
 	P99     float64 `json:"p99,omitempty"`
 	P999    float64 `json:"p999,omitempty"`
 	Exposed float64 `json:"exposed,omitempty"` // of Layers: seconds since the last layer was computed
+
+	Whole []float64 `json:"us,omitempty"`       // of Alltoall: of each step, microseconds, the longest of all ranks
+	Forth []float64 `json:"forth_us,omitempty"` // rows, and what is known before they can move
+	Back  []float64 `json:"back_us,omitempty"`  // results
 
 	Corrupt uint64 `json:"corrupt,omitempty"` // to opVerify: bytes
 }
