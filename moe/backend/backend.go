@@ -29,12 +29,13 @@ const (
 	I64
 )
 
-// Tensor is memory of the caller seen as up to three dimensions, the fastest last. The zero value is no tensor.
+// Tensor is memory of the caller seen as up to three dimensions, the fastest last. The zero value is no tensor. Elements of a row of X, y
+// and sums are adjacent; those of scales need not be.
 type Tensor struct {
 	Data   []byte
 	Type   DType
 	Shape  [3]int // unused leading dimensions are 0
-	Stride [3]int // bytes from one index to the next; all 0: packed
+	Stride [3]int // bytes from one index to the next, none negative; all 0: packed
 }
 
 // Queue is a queue of the backend's device, in whose order a method runs; 0 is the backend's own.
@@ -43,8 +44,8 @@ type Queue uintptr
 // Input is what a rank sends in one step.
 type Input struct {
 	N       int    // tokens; may be 0
-	X       Tensor // [N, Hidden], of Spec.In
-	XScale  Tensor // [N, blocks] when records carry scales and Pack does not quantize
+	X       Tensor // [N, Hidden], of Spec.In; of F32, BF16 or F16 if Pack quantizes
+	XScale  Tensor // [N, blocks] when records carry scales and Pack does not quantize: F32, E8M0, or U32 of four E8M0
 	IDs     Tensor // [N, TopK] of I32, U32 or I64; -1, or the largest U32, is no expert
 	Weights Tensor // [N, TopK] F32; read by Pack only with Meta, by Reduce always
 	Queue   Queue
@@ -52,14 +53,14 @@ type Input struct {
 
 // Output is where dispatch puts what arrives. Tensors that are absent are not written, but X must be there.
 type Output struct {
-	X           Tensor // [rows, Hidden], or batched [Local, Cap, Hidden]
-	XScale      Tensor // [rows, blocks], or batched [Local, Cap, blocks]; by its strides row-major or column-major
+	X           Tensor // [rows, Hidden], or batched [Local, Cap, Hidden], of Spec.In
+	XScale      Tensor // [rows, blocks], or batched [Local, Cap, blocks]: F32, E8M0, or U32 of four E8M0, the lowest block in the low byte
 	Counts      Tensor // [Local] I32: rows of each local expert
 	Offsets     Tensor // [Local+1] I32: where its rows begin, with padding
-	SrcRank     Tensor // [rows] I32
-	SrcToken    Tensor // [rows] I32; needs Meta
-	Weights     Tensor // [rows] F32; needs Meta
-	ZeroPadding bool   // padding rows are set to zero; else they are not touched
+	SrcRank     Tensor // [rows] I32, or batched [Local, Cap]
+	SrcToken    Tensor // likewise; needs Meta
+	Weights     Tensor // likewise, F32; needs Meta
+	ZeroPadding bool   // padding rows of X and XScale, batched all behind an expert's, are set to zero; else they are not touched
 	Queue       Queue
 }
 
@@ -74,7 +75,9 @@ const (
 	UE8M0x32          // an exponent byte for 32
 )
 
-// Quantize asks Pack to encode rows to E4M3 with the lane's Scaling. Floor is the least absolute maximum of a block; 0: 1e-4.
+// Quantize asks Pack to encode rows to E4M3 with the lane's Scaling: each block by its largest absolute value amax, NaN aside, but at
+// least Floor. F32: the scale is amax/448, an element x becomes E4M3(x * (448/amax)). UE8M0: the scale s is the least power of two from
+// amax/448 on, x becomes E4M3(x * (1/s)). Every operation is rounded to float32. Floor 0 is 1e-4.
 type Quantize struct {
 	On    bool
 	Floor float32
@@ -94,9 +97,6 @@ type Plan struct {
 
 // NoSlot is the slot of an id that is no expert.
 const NoSlot = ^uint32(0)
-
-// Placement says where experts are: slot Of[e] = rank*Local + local index. The default is expert e at slot e.
-type Placement struct{ Of []uint32 }
 
 // Run is a run of records of one source and one local expert: adjacent where they arrived, and adjacent in rows.
 type Run struct {
@@ -122,13 +122,16 @@ type Move struct {
 }
 
 // Reduction is what Reduce computes: out[t] = round((Accumulate ? out[t] : 0) + the sum over columns j, ascending, of w[t][j] * y[slot of
-// t, j] + biases in order), in float32, each product and each sum rounded, none fused.
+// t, j] + biases in order), in float32, each product and each sum rounded, none fused. A NaN among the sums is stored as the one quiet
+// NaN without sign and payload: machines differ in what they make of others.
 type Reduction struct {
 	Out        Tensor // [N, Hidden] of F32, BF16 or F16
 	Weights    Tensor // [N, TopK] F32; absent: all are 1
 	Accumulate bool
 	Bias       []Tensor // each [N, Hidden] of F32, BF16 or F16
-	// Gone has a bit for each rank whose results are missing: they count as zero. Rescale divides by what weight is present of a token.
+	// Gone has a bit for each rank whose results are missing: those are left out. Rescale multiplies each weight of a token that lacks
+	// some by (the sum of the token's weights / the sum of those that are present), in float32, the sums in the order of columns; a token
+	// of which nothing is present is not rescaled.
 	Gone    []uint64
 	Rescale bool
 	Queue   Queue
@@ -145,7 +148,7 @@ type Memory struct {
 // Spec is what a lane is made of.
 type Spec struct {
 	Layout *proto.Layout
-	In     DType // of X: F32, BF16, F16, E4M3, E5M2 or Bytes
+	In     DType // of rows that travel: F32, BF16, F16, E4M3, E5M2 or Bytes (Layout.InBytes each)
 	Wire   DType // of results: F32, BF16 or F16
 	Scale  Scaling
 	Place  Placement
@@ -203,7 +206,7 @@ type Lane interface {
 	Flags() *Flags
 	// Rebase gives the lane other memory and another placement, after a change of view.
 	Rebase(Memory, Placement) error
-	// Abort ends all work within 100 ms.
+	// Abort ends all work within 100 ms: what is enqueued, and all that comes before the next Rebase, fails. Anybody may call it.
 	Abort(cause error)
 	Close() error
 }
