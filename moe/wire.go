@@ -85,7 +85,7 @@ func newWire(e *hawser.Engine, cfg *proto.Layout, v proto.Values, imms *hawser.R
 	w := wire{
 		cfg: cfg, values: v, imms: imms, bell: bell, queue: bell.NewQueue(depth), ends: make([]hawser.Done, 64), lane: lane, stats: stats,
 		rankBits: bits.Len(uint(cfg.MaxRanks - 1)),
-		at: make([]int, cfg.MaxRanks), peers: make([]link, cfg.MaxRanks),
+		at:       make([]int, cfg.MaxRanks), peers: make([]link, cfg.MaxRanks),
 	}
 	return w
 }
