@@ -114,16 +114,15 @@ func (l *Lane) YPacked() {
 	}
 	l.phase = combining
 	l.targets = l.targets[:0]
-	for i := range l.peers {
-		p := &l.peers[i]
+	l.order(func(i int, p *peer) {
 		if !l.talks(p) || !p.head || l.mode == Streamed && p.in > 0 || p.in == 0 && broken(mutEmpty) {
-			continue
+			return
 		}
 		p.scattered = true
 		for piece := range l.cfg.Pieces(int(p.in)) {
 			l.targets = append(l.targets, l.target(i, uint32(piece), 0))
 		}
-	}
+	})
 	l.sent = true
 	l.scatter(OpComb)
 	for i := range l.peers {
