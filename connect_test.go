@@ -278,3 +278,13 @@ func TestEventsOfReconnectsDoNotMix(t *testing.T) {
 		}
 	})
 }
+
+func TestTheIdentityIsInTheAddress(t *testing.T) {
+	e := open(t, hawser.Options{})
+	if id, err := hawser.IDOf(e.Addr()); err != nil || id != e.ID() {
+		t.Errorf("%v, %v, want %v", id, err, e.ID())
+	}
+	if _, err := hawser.IDOf(e.Addr()[:20]); !errors.Is(err, hawser.ErrInvalid) {
+		t.Errorf("half an address: %v", err)
+	}
+}

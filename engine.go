@@ -134,6 +134,15 @@ func (e *Engine) bringUp(ctx context.Context) (err error) {
 	return nil
 }
 
+// IDOf is the identity of the engine whose Addr returned addr.
+func IDOf(addr string) (ID, error) {
+	a, err := wire.ParseAddr(addr)
+	if err != nil {
+		return ID{}, fmt.Errorf("address: %w: %w", ErrInvalid, err)
+	}
+	return a.ID, nil
+}
+
 // Addr is where this engine can be reached: opaque and printable. Give it to peers by any means.
 func (e *Engine) Addr() string { return e.addr.String() }
 
