@@ -152,6 +152,11 @@ func (e *Exec) reset() {
 		counts: s.counts, offsets: s.offsets, rowAt: s.rowAt, yBase: s.yBase, st: s.st,
 	}
 	clear(s.gone)
+	for i, m := range e.member {
+		if !m && i != e.cfg.Rank { // nobody sends what its experts would
+			s.gone[i/64] |= 1 << (i % 64)
+		}
+	}
 	s.st.reset()
 }
 
