@@ -46,6 +46,8 @@ type Config struct {
 	Lanes        int // 0: 2
 	Window       int // chunks of one source under way; 0: 4
 
+	Others uint64 // a hash of what else ranks must agree on and what nothing here depends on, as types of elements
+
 	// These may differ between ranks.
 	Rank        int
 	MaxRecv     int   // records that are taken in one piece; 0: the most there can be, if Budget allows, else StreamRows

@@ -36,8 +36,8 @@ type GroupOut interface {
 	Descriptors(m Member) []byte
 	// Import resolves a member's descriptors; empty: those from before are good. Answer: Imported.
 	Import(m Member, descriptors []byte)
-	// Active: steps may begin. Inactive: they may not, and the epoch is used up.
-	Active(a Activated)
+	// Active: steps may begin, unless it fails: then Inactive follows. Inactive: they may not, and the epoch is used up.
+	Active(a Activated) error
 	Inactive(err error)
 }
 
@@ -204,6 +204,27 @@ func (g *Group) any(f func(*seat) bool) bool {
 		}
 	}
 	return false
+}
+
+// Awaited are the ranks without which a change of view does not go on.
+func (g *Group) Awaited() (ranks []int) {
+	for i := range g.seats {
+		s := &g.seats[i]
+		waits := false
+		switch g.stage {
+		case round1:
+			waits = g.others(i) && !g.heard(s, 0)
+		case fencing:
+			waits = s.fence
+		case round2:
+			waits = g.others(i) && !s.done
+		case inactive, stopping, recycling, active: // it waits for itself, or for nobody
+		}
+		if waits {
+			ranks = append(ranks, i)
+		}
+	}
+	return ranks
 }
 
 // all members have said what a round is for.

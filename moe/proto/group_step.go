@@ -111,7 +111,6 @@ func (g *Group) tryActive() {
 	if g.any(func(s *seat) bool { return s.member && s.id != g.id && !s.done }) && !broken(mutRound2) {
 		return
 	}
-	g.stage = active
 	a := Activated{Epoch: g.epoch, Next: g.next, Ranks: make([][MaxLanes]LaneState, len(g.seats))}
 	for i := range g.seats {
 		if s := &g.seats[i]; s.member {
@@ -119,7 +118,11 @@ func (g *Group) tryActive() {
 		}
 	}
 	a.Ranks[g.cfg.Rank] = g.states
-	g.out.Active(a)
+	if err := g.out.Active(a); err != nil {
+		g.stop(err)
+		return
+	}
+	g.stage = active
 	for _, l := range g.lanes {
 		l.Activate()
 	}

@@ -17,6 +17,8 @@ type council struct {
 	last  map[string]Ready
 	err   error
 	next  uint64
+
+	refuse error // of Active
 }
 
 func (c *council) Send(to Member, epoch uint32, round int, b []byte) {
@@ -38,7 +40,10 @@ func (c *council) Import(m Member, d []byte) {
 	c.did = append(c.did, fmt.Sprintf("import %d %d", m.Rank, len(d)))
 }
 func (c *council) Inactive(err error) { c.err = err }
-func (c *council) Active(a Activated) { c.did, c.next = append(c.did, "active"), a.Next[0] }
+func (c *council) Active(a Activated) error {
+	c.did, c.next = append(c.did, "active"), a.Next[0]
+	return c.refuse
+}
 
 func newCouncil(t *testing.T) *council {
 	c := &council{rig: newRig(t), last: map[string]Ready{}}
@@ -205,6 +210,39 @@ func (c *council) quiet() {
 	}
 	c.rig.did = nil
 	c.group.Progress()
+}
+
+// TestActiveFails: what cannot be written to is not active, and its epoch is used up. Until then it says for whom it waits.
+func TestActiveFails(t *testing.T) {
+	c := newCouncil(t)
+	c.refuse = errors.New("no")
+	if err := c.group.Activate(view(1, nil, 0, 1, 2)); err != nil {
+		t.Fatal(err)
+	}
+	awaits := func(want ...int) {
+		t.Helper()
+		if got := c.group.Awaited(); !slices.Equal(got, want) {
+			t.Errorf("awaits %v, want %v", got, want)
+		}
+	}
+	awaits(1, 2)
+	c.say(t, 1, 1, 2, nil)
+	awaits(1)
+	c.say(t, 1, 1, 1, nil)
+	c.group.Recycled()
+	awaits(1, 2)
+	for _, r := range []int{1, 2} {
+		c.say(t, 1, 2, r, nil)
+		c.group.Imported(Member{r, ID{byte(r + 1)}}, nil)
+	}
+	awaits()
+	if c.group.Active() || !errors.Is(c.err, c.refuse) || !errors.Is(c.err, ErrInactive) {
+		t.Errorf("active %v, %v", c.group.Active(), c.err)
+	}
+	c.refuse, c.err = nil, nil
+	if c.enter(t, 2, 1, 2); c.err != nil {
+		t.Error(c.err)
+	}
 }
 
 // TestRegionsSetAside: one set of regions may wait for who may yet write it, a second one may not.

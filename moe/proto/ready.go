@@ -134,6 +134,9 @@ func (l *Layout) Hash() uint64 {
 			v >>= 8
 		}
 	}
+	for i := range 8 {
+		h = (h ^ l.Others>>(8*i)&0xff) * 0x100000001b3
+	}
 	if l.Meta {
 		h = (h ^ 1) * 0x100000001b3
 	}

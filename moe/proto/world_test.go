@@ -332,7 +332,7 @@ func (n *node) Import(m Member, desc []byte) {
 }
 func (n *node) Inactive(err error) { n.harmed("%v", err) }
 
-func (n *node) Active(a Activated) {
+func (n *node) Active(a Activated) error {
 	if next, ok := n.w.nexts[a.Epoch]; ok && next != a.Next[0] {
 		n.w.fault("view %d begins with step %d at rank %d, elsewhere with %d", a.Epoch, a.Next[0], n.i, next)
 	}
@@ -340,6 +340,7 @@ func (n *node) Active(a Activated) {
 	if a.Epoch > 1 {
 		n.steps = max(n.w.after, 1)
 	}
+	return nil
 }
 
 // do lets a node do one of the things that it has to.
