@@ -129,11 +129,11 @@ func (l *Lane) turn() {
 // hot:
 func (l *Lane) drive(ctx context.Context, g goal) error {
 	for {
-		if l.reached(g) {
-			return nil
-		}
 		if failed, why, blamed, err := l.exec.Failed(); failed {
 			return l.failure(why, blamed, err)
+		}
+		if l.reached(g) {
+			return nil
 		}
 		at, due := l.proto().Next()
 		var deadline time.Time
@@ -152,10 +152,9 @@ func (l *Lane) drive(ctx context.Context, g goal) error {
 				err = context.Cause(ctx)
 			}
 			l.turn()
-			if l.reached(g) {
-				return nil
+			if failed, _, _, _ := l.exec.Failed(); !failed && !l.reached(g) {
+				l.cancel(err, why)
 			}
-			l.cancel(err, why)
 			continue
 		}
 		l.turn()
