@@ -66,7 +66,7 @@ func (l *Lane) enter(ctx context.Context) error {
 //
 // hot:
 func (l *Lane) leave() {
-	for serve := l.stage == toReceive || l.stage == toStream; serve && !l.bell.Arm(&l.called, l.seen); {
+	for l.proto().Serves() && !l.bell.Arm(&l.called, l.seen) {
 		l.turn()
 	}
 	l.mu.Unlock()

@@ -105,6 +105,15 @@ func newRanks(t testing.TB, network string, s setup) []*rank {
 		}
 	}
 	for _, r := range ranks {
+		t.Cleanup(r.e.OnPeer(func(ev hawser.PeerEvent) {
+			for i, to := range r.mems[0].remotes {
+				for _, l := range r.lanes {
+					if ev.Kind == hawser.PeerDown && to.peer == ev.Peer {
+						l.peerDown(i, ev.Session)
+					}
+				}
+			}
+		}))
 		for x, l := range r.lanes {
 			if err := l.bind(r.e, r.mems[x]); err != nil {
 				t.Fatal(err)

@@ -223,6 +223,30 @@ func (l *Lane) Idle() bool { return l.phase == idle }
 // Quiet: no Transfer of this lane is under way, and no step.
 func (l *Lane) Quiet() bool { return l.busy == 0 && l.phase == idle }
 
+// Serves: peers may need something of the step in progress that no call of this rank has given yet: grants of chunks, or chunks, once they
+// are granted. Events must be told even if nobody waits for the step.
+func (l *Lane) Serves() bool {
+	switch l.phase {
+	case idle:
+		return false
+	case packing, receiving, packingY:
+		return true
+	case computing, combining, reducing:
+	}
+	for i := range l.peers {
+		p := &l.peers[i]
+		if !l.talks(p) {
+			continue
+		}
+		for w, chunks := 0, uint32(l.cfg.Chunks(int(p.out))); w < l.cfg.Window; w++ {
+			if p.ready[w] || p.due[w] < chunks {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // Held says what makes it necessary to fence this peer, and whether a Transfer to it makes it necessary there.
 func (l *Lane) Held(rank int) (missing, unfenced bool) {
 	return l.peers[rank].missing, l.peers[rank].unfenced
