@@ -90,6 +90,12 @@ func mulFast(dst, src []byte, from Type, r float32) int {
 	return n
 }
 
+// weighFast does the first numbers of Weigh, and returns how many.
+func weighFast(_, _ []byte, _ Type, _ []int, _ []float32) int { return 0 }
+
+// fromSumsFast does the first numbers of FromSums, and returns how many.
+func fromSumsFast(_ []byte, _ Type, _ []byte) int { return 0 }
+
 // In fast_amd64.s. n is more than 0 and a multiple of fastStep.
 
 func hasF16C() bool

@@ -69,3 +69,33 @@ func mulScalar(dst, src []byte, from Type, r float32) {
 
 // e4m3Of is E4M3 of f with the sign of x: that of a NaN that comes of infinities differs between machines.
 func e4m3Of(f, x float32) uint8 { return E4M3(f)&0x7f | uint8(math.Float32bits(x)>>24&0x80) }
+
+// weighScalar is Weigh of one row.
+func weighScalar(acc, row []byte, t Type, w float32) {
+	size := t.Size()
+	for ; len(acc) >= 4 && len(row) >= size; acc, row = acc[4:], row[size:] {
+		a := math.Float32frombits(binary.LittleEndian.Uint32(acc))
+		a += float32(w * At(row, t, 0)) // the conversion keeps the product from being fused
+		binary.LittleEndian.PutUint32(acc, math.Float32bits(a))
+	}
+}
+
+func fromSumsScalar(dst []byte, to Type, acc []byte) {
+	for i := range len(acc) / 4 {
+		f := At(acc, TypeF32, i)
+		if f != f {
+			f = quiet
+		}
+		switch to {
+		case TypeF32:
+			binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(f))
+		case TypeF16:
+			binary.LittleEndian.PutUint16(dst[2*i:], F16(f))
+		default:
+			binary.LittleEndian.PutUint16(dst[2*i:], BF16(f))
+		}
+	}
+}
+
+// quiet is the NaN of sums.
+var quiet = math.Float32frombits(infBits | 1<<22)
