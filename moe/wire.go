@@ -127,13 +127,13 @@ func (w *wire) closeView() {
 // bind prepares all writes to the members of a view: those whose remotes are there.
 func (w *wire) bind(e *hawser.Engine, m *memory) error {
 	w.ranks = w.ranks[:0]
-	for r := range w.at {
+	w.cfg.Order(func(r int) { // the engine posts in the order of the targets
 		w.at[r] = -1
 		if m.remotes[r].block != nil {
 			w.at[r] = len(w.ranks)
 			w.ranks = append(w.ranks, r)
 		}
-	}
+	})
 	w.heads, w.cancels, w.combs = post{}, post{}, nil
 	if len(w.ranks) == 0 {
 		return nil

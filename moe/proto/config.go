@@ -200,6 +200,17 @@ func (l *Layout) Piece(n, p int) (first, count int) {
 	return first, max(0, min(n-first, l.ChunkRecords))
 }
 
+// Order calls f for each rank, in the order in which this one writes to all. At any time each rank is written to by another one: pairs
+// trade places, first those whose numbers differ least, so inside a node, and then of nodes. If all began with rank 0, all would write to it
+// at once and then to the next, and the last one would get its first byte when all had sent most of theirs.
+func (l *Layout) Order(f func(rank int)) {
+	for k := range 1 << log2(l.MaxRanks) {
+		if rank := l.Rank ^ k; rank < l.MaxRanks {
+			f(rank)
+		}
+	}
+}
+
 // combOf is how many of n records' pieces come back with the value w.
 func (l *Layout) combOf(n, w int) uint64 { return uint64((l.Pieces(n) - w + l.Window - 1) / l.Window) }
 

@@ -325,8 +325,8 @@ func (l *Lane) Packed() {
 	}
 	l.phase = receiving
 	l.targets = l.targets[:0]
-	l.order(func(i int, p *peer) {
-		if l.talks(p) {
+	l.cfg.Order(func(i int) {
+		if p := &l.peers[i]; l.talks(p) {
 			_, n := l.cfg.Piece(int(p.out), 0)
 			l.targets = append(l.targets, Target{Rank: i, Kind: KindHead, N: uint32(n)})
 		}
@@ -336,17 +336,6 @@ func (l *Lane) Packed() {
 		l.advance(i)
 	}
 	l.turned()
-}
-
-// order calls f for each rank, in the order of a scatter's targets. At any time each rank is written to by another one: pairs trade
-// places, first those of numbers that differ least, so inside a node, and then of nodes. If all began with rank 0, all would write to it at
-// once and then to the next, and the last one would get its first byte when all had sent most of theirs.
-func (l *Lane) order(f func(rank int, p *peer)) {
-	for k := range 1 << log2(len(l.peers)) {
-		if i := l.cfg.Rank ^ k; i < len(l.peers) {
-			f(i, &l.peers[i])
-		}
-	}
 }
 
 // talks: something may be written to this peer.

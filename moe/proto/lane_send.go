@@ -114,7 +114,8 @@ func (l *Lane) YPacked() {
 	}
 	l.phase = combining
 	l.targets = l.targets[:0]
-	l.order(func(i int, p *peer) {
+	l.cfg.Order(func(i int) {
+		p := &l.peers[i]
 		if !l.talks(p) || !p.head || l.mode == Streamed && p.in > 0 || p.in == 0 && broken(mutEmpty) {
 			return
 		}

@@ -3,6 +3,7 @@ package proto
 import (
 	"errors"
 	"math"
+	"slices"
 	"testing"
 )
 
@@ -156,6 +157,32 @@ func TestValues(t *testing.T) {
 	for _, tag := range []int{0, 63} {
 		if _, err := l.Values(tag); !errors.Is(err, ErrConfig) {
 			t.Errorf("tag %d: %v", tag, err)
+		}
+	}
+}
+
+// All ranks write at once: each is written to by one other at a time, and by each once.
+func TestOrderIsDisjoint(t *testing.T) {
+	for _, ranks := range []int{1, 2, 3, 5, 8, 24, 64} {
+		turns := make([][]int, ranks)
+		for r := range ranks {
+			l := Layout{Config: Config{MaxRanks: ranks, Rank: r}}
+			l.Order(func(to int) { turns[r] = append(turns[r], to) })
+			if seen := slices.Sorted(slices.Values(turns[r])); len(seen) != ranks || seen[0] != 0 || seen[ranks-1] != ranks-1 {
+				t.Fatalf("rank %d of %d writes to %v", r, ranks, turns[r])
+			}
+		}
+		if ranks&(ranks-1) != 0 {
+			continue // then nearly
+		}
+		for k := range ranks {
+			got := map[int]bool{}
+			for r := range ranks {
+				got[turns[r][k]] = true
+			}
+			if len(got) != ranks {
+				t.Errorf("%d ranks: in turn %d only %d are written to", ranks, k, len(got))
+			}
 		}
 	}
 }
