@@ -167,7 +167,9 @@ func (w *world) input(l *proto.Layout) backend.Input {
 }
 
 // blocks are the scales of a row.
-func (w *world) blocks() int { return (w.hidden + scalings[w.scale].block - 1) / scalings[w.scale].block }
+func (w *world) blocks() int {
+	return (w.hidden + scalings[w.scale].block - 1) / scalings[w.scale].block
+}
 
 // scales are for n rows, of words if there are exponents, and column by column or not.
 func (w *world) scales(n int, columns bool) backend.Tensor {
@@ -517,16 +519,18 @@ func (w *world) reduce(seq uint64) {
 			if !bytes.Equal(got, wantBytes) {
 				t.Fatalf("rank %d, token %d, column %d: %x, want %x", r, i/w.hidden, i%w.hidden, got, wantBytes)
 			}
-			if v := float64(numeric.At(got, typ, 0)); !w.special && !(typ == numeric.TypeF16 && math.Abs(exact) > 65000) && math.Abs(v-exact) > bound+math.Abs(exact)*halfUlp(typ) {
+			if v := float64(numeric.At(got, typ, 0)); !w.special && !(typ == numeric.TypeF16 && math.Abs(exact) > 65000) && math.Abs(v-exact) > bound+halfUlp(typ, exact) {
 				t.Fatalf("rank %d, token %d, column %d: %v, exactly %v, off by more than %v", r, i/w.hidden, i%w.hidden, v, exact, bound)
 			}
 		}
 	}
 }
 
-// halfUlp of a type, relative; of f16 results that are subnormal it is not reached by the numbers here.
-func halfUlp(t numeric.Type) float64 {
-	return map[numeric.Type]float64{numeric.TypeF32: 0x1p-24, numeric.TypeF16: 0x1p-11, numeric.TypeBF16: 0x1p-8}[t] * (1 + 0x1p-10)
+// halfUlp bounds what rounding to a type adds.
+func halfUlp(t numeric.Type, v float64) float64 {
+	least := map[numeric.Type]float64{numeric.TypeF32: 0x1p-150, numeric.TypeF16: 0x1p-25, numeric.TypeBF16: 0x1p-134}[t]
+	part := map[numeric.Type]float64{numeric.TypeF32: 0x1p-24, numeric.TypeF16: 0x1p-11, numeric.TypeBF16: 0x1p-8}[t]
+	return max(least, math.Abs(v)*part*(1+0x1p-10))
 }
 
 func (w *world) naiveSum(rank, token, col int, prior []byte, red *backend.Reduction) (sum float32, exact, bound float64, untouched bool) {
@@ -623,13 +627,15 @@ func TestSteps(t *testing.T) {
 		"quantized e8": with(func(s *shape) { s.in, s.x, s.scale, s.meta = backend.E4M3, backend.F32, backend.UE8M0x128, true }),
 		"quantize NaN": with(func(s *shape) { s.in, s.x, s.scale, s.special = backend.E4M3, backend.F32, backend.F32x128, true }),
 		"quantize Inf": with(func(s *shape) { s.in, s.x, s.scale, s.special = backend.E4M3, backend.F16, backend.UE8M0x32, true }),
-		"NaN":          with(func(s *shape) { s.special, s.in, s.x, s.wire, s.out = true, backend.F32, backend.F32, backend.F32, backend.F32 }),
-		"NaN bf16":     with(func(s *shape) { s.special, s.accumulate, s.bias = true, true, 1 }),
-		"accumulate":   with(func(s *shape) { s.accumulate, s.bias = true, 2 }),
-		"unchanged":    with(func(s *shape) { s.accumulate, s.topK = true, 1 }),
-		"gone":         with(func(s *shape) { s.gone = []uint64{0b101} }),
-		"rescaled":     with(func(s *shape) { s.gone, s.rescale, s.wire, s.out = []uint64{0b010}, true, backend.F32, backend.F32 }),
-		"wide":         with(func(s *shape) { s.hidden, s.topK, s.experts, s.tokens = 2500, 70, 90, 2 }),
+		"NaN": with(func(s *shape) {
+			s.special, s.in, s.x, s.wire, s.out = true, backend.F32, backend.F32, backend.F32, backend.F32
+		}),
+		"NaN bf16":   with(func(s *shape) { s.special, s.accumulate, s.bias = true, true, 1 }),
+		"accumulate": with(func(s *shape) { s.accumulate, s.bias = true, 2 }),
+		"unchanged":  with(func(s *shape) { s.accumulate, s.topK = true, 1 }),
+		"gone":       with(func(s *shape) { s.gone = []uint64{0b101} }),
+		"rescaled":   with(func(s *shape) { s.gone, s.rescale, s.wire, s.out = []uint64{0b010}, true, backend.F32, backend.F32 }),
+		"wide":       with(func(s *shape) { s.hidden, s.topK, s.experts, s.tokens = 2500, 70, 90, 2 }),
 		"replicas": with(func(s *shape) {
 			s.experts, s.tokens = 9, 40
 			s.place = backend.Placement{Of: []uint32{8, 0, 3, 7, 1, 2, 4, 5}, First: []uint32{0, 1, 4, 5, 8}}
@@ -675,4 +681,3 @@ func TestConvertsResults(t *testing.T) {
 	}
 	w.reduce(1)
 }
-
