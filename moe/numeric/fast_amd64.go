@@ -90,11 +90,50 @@ func mulFast(dst, src []byte, from Type, r float32) int {
 	return n
 }
 
+// maxNumberFast is MaxAbsNumber of the first numbers of src, and how many.
+func maxNumberFast(src []byte, t Type) (int, float32) {
+	n := whole(len(src) / t.Size())
+	switch {
+	case n == 0:
+		return 0, 0
+	case t == TypeF32:
+		return n, math.Float32frombits(maxNumber32(&src[0], n))
+	case t == TypeF16:
+		return n, FromF16(uint16(maxNumber16(&src[0], n, 0x7c00)))
+	default:
+		return n, FromBF16(uint16(maxNumber16(&src[0], n, infBits>>16)))
+	}
+}
+
 // weighFast does the first numbers of Weigh, and returns how many.
-func weighFast(_, _ []byte, _ Type, _ []int, _ []float32) int { return 0 }
+func weighFast(acc, rows []byte, t Type, at []int, w []float32) int {
+	n, k := whole(len(acc)/4), len(at)
+	switch {
+	case n == 0 || k == 0:
+	case t == TypeF32:
+		weighF32(&acc[0], &rows[0], &at[0], &w[0], k, n)
+	case t == TypeF16:
+		weighF16(&acc[0], &rows[0], &at[0], &w[0], k, n)
+	default:
+		weighBF16(&acc[0], &rows[0], &at[0], &w[0], k, n)
+	}
+	return n
+}
 
 // fromSumsFast does the first numbers of FromSums, and returns how many.
-func fromSumsFast(_ []byte, _ Type, _ []byte) int { return 0 }
+func fromSumsFast(dst []byte, to Type, acc []byte) int {
+	n := whole(len(acc) / 4)
+	switch {
+	case n == 0:
+	case to == TypeF32:
+		sumsToF32(&dst[0], &acc[0], n)
+	case to == TypeF16:
+		sumsToF16(&dst[0], &acc[0], n)
+	default:
+		sumsToBF16(&dst[0], &acc[0], n)
+	}
+	return n
+}
 
 // In fast_amd64.s. n is more than 0 and a multiple of fastStep.
 
@@ -141,3 +180,27 @@ func mulF16(dst, src *byte, n int, s float32)
 
 //go:noescape
 func mulBF16(dst, src *byte, n int, s float32)
+
+//go:noescape
+func maxNumber16(src *byte, n int, inf uint32) uint32
+
+//go:noescape
+func maxNumber32(src *byte, n int) uint32
+
+//go:noescape
+func weighF32(acc, rows *byte, at *int, w *float32, k, n int)
+
+//go:noescape
+func weighF16(acc, rows *byte, at *int, w *float32, k, n int)
+
+//go:noescape
+func weighBF16(acc, rows *byte, at *int, w *float32, k, n int)
+
+//go:noescape
+func sumsToF32(dst, src *byte, n int)
+
+//go:noescape
+func sumsToF16(dst, src *byte, n int)
+
+//go:noescape
+func sumsToBF16(dst, src *byte, n int)

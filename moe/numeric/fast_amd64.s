@@ -130,6 +130,72 @@ loop: \
 	VZEROUPPER; \
 	RET
 
+// TERM_* read eight numbers of a row.
+#define TERM_F32(i, y)  VMOVUPS (32*i)(DX), y
+#define TERM_F16(i, y)  VCVTPH2PS (16*i)(DX), y
+#define TERM_BF16(i, y) VPMOVZXWD (16*i)(DX), y; VPSLLD $16, y, y
+
+// WEIGH keeps the sums of 32 columns in Y0 .. Y3 while it goes through the rows: each term is read once, each sum once for all rows.
+#define WEIGH(TERM, size) \
+	MOVQ acc+0(FP), DI; \
+	MOVQ rows+8(FP), SI; \
+	MOVQ at+16(FP), R8; \
+	MOVQ w+24(FP), R9; \
+	MOVQ k+32(FP), R10; \
+	MOVQ n+40(FP), CX; \
+columns: \
+	VMOVUPS (DI), Y0; \
+	VMOVUPS 32(DI), Y1; \
+	VMOVUPS 64(DI), Y2; \
+	VMOVUPS 96(DI), Y3; \
+	XORQ BX, BX; \
+row: \
+	MOVQ (R8)(BX*8), DX; \
+	VBROADCASTSS (R9)(BX*4), Y8; \
+	ADDQ SI, DX; \
+	TERM(0, Y4); \
+	TERM(1, Y5); \
+	TERM(2, Y6); \
+	TERM(3, Y7); \
+	VMULPS Y8, Y4, Y4; \
+	VMULPS Y8, Y5, Y5; \
+	VMULPS Y8, Y6, Y6; \
+	VMULPS Y8, Y7, Y7; \
+	VADDPS Y4, Y0, Y0; \
+	VADDPS Y5, Y1, Y1; \
+	VADDPS Y6, Y2, Y2; \
+	VADDPS Y7, Y3, Y3; \
+	INCQ BX; \
+	CMPQ BX, R10; \
+	JNE  row; \
+	VMOVUPS Y0, (DI); \
+	VMOVUPS Y1, 32(DI); \
+	VMOVUPS Y2, 64(DI); \
+	VMOVUPS Y3, 96(DI); \
+	ADDQ $128, DI; \
+	ADDQ $(32*size), SI; \
+	SUBQ $32, CX; \
+	JNE  columns; \
+	VZEROUPPER; \
+	RET
+
+// LOAD_SUM reads eight sums and makes every NaN the one in Y10. It spoils Y4.
+#define LOAD_SUM(i, y) \
+	VMOVUPS   (32*i)(SI), y; \
+	VCMPPS    $3, y, y, Y4; \
+	VBLENDVPS Y4, Y10, y, y
+
+#define CONSTANTS_SUM BROADCAST(0x7fc00000, X10, Y10)
+
+#define CONSTANTS_SUM_BF16 \
+	CONSTANTS_SUM; \
+	CONSTANTS_BF16
+
+// NUMBER leaves what is not NaN, and zero for what is: whatever is above infinity, in Y14.
+#define NUMBER(greater, y, spoiled) \
+	greater Y14, y, spoiled; \
+	VPANDN  y, spoiled, y
+
 // func f32ToF16(dst, src *byte, n int)
 TEXT ·f32ToF16(SB), NOSPLIT, $0-24
 	CONVERT(NO_CONSTANTS, LOAD_F32, STORE_F16, 4, 2)
@@ -216,6 +282,103 @@ loop:
 	MOVL         AX, ret+16(FP)
 	VZEROUPPER
 	RET
+
+// func maxNumber16(src *byte, n int, inf uint32) uint32
+TEXT ·maxNumber16(SB), NOSPLIT, $0-28
+	MOVQ src+0(FP), SI
+	MOVQ n+8(FP), CX
+	BROADCAST(0x7fff7fff, X15, Y15)
+	MOVL inf+16(FP), AX
+	VMOVD AX, X14
+	VPBROADCASTW X14, Y14
+	VPXOR Y0, Y0, Y0
+	VPXOR Y1, Y1, Y1
+
+loop:
+	VPAND (SI), Y15, Y2
+	VPAND 32(SI), Y15, Y3
+	NUMBER(VPCMPGTW, Y2, Y4)
+	NUMBER(VPCMPGTW, Y3, Y5)
+	VPMAXUW Y2, Y0, Y0
+	VPMAXUW Y3, Y1, Y1
+	ADDQ $64, SI
+	SUBQ $32, CX
+	JNE  loop
+	VPMAXUW      Y1, Y0, Y0
+	VEXTRACTI128 $1, Y0, X1
+	VPMAXUW      X1, X0, X0
+	VPSRLDQ      $8, X0, X1
+	VPMAXUW      X1, X0, X0
+	VPSRLDQ      $4, X0, X1
+	VPMAXUW      X1, X0, X0
+	VPSRLDQ      $2, X0, X1
+	VPMAXUW      X1, X0, X0
+	VMOVD        X0, AX
+	MOVWLZX      AX, AX
+	MOVL         AX, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func maxNumber32(src *byte, n int) uint32
+TEXT ·maxNumber32(SB), NOSPLIT, $0-20
+	MOVQ src+0(FP), SI
+	MOVQ n+8(FP), CX
+	BROADCAST(0x7fffffff, X15, Y15)
+	BROADCAST(0x7f800000, X14, Y14)
+	VPXOR Y0, Y0, Y0
+	VPXOR Y1, Y1, Y1
+
+loop:
+	VPAND (SI), Y15, Y2
+	VPAND 32(SI), Y15, Y3
+	VPAND 64(SI), Y15, Y4
+	VPAND 96(SI), Y15, Y5
+	NUMBER(VPCMPGTD, Y2, Y6)
+	NUMBER(VPCMPGTD, Y3, Y7)
+	NUMBER(VPCMPGTD, Y4, Y8)
+	NUMBER(VPCMPGTD, Y5, Y9)
+	VPMAXUD Y2, Y0, Y0
+	VPMAXUD Y3, Y1, Y1
+	VPMAXUD Y4, Y0, Y0
+	VPMAXUD Y5, Y1, Y1
+	ADDQ $128, SI
+	SUBQ $32, CX
+	JNE  loop
+	VPMAXUD      Y1, Y0, Y0
+	VEXTRACTI128 $1, Y0, X1
+	VPMAXUD      X1, X0, X0
+	VPSRLDQ      $8, X0, X1
+	VPMAXUD      X1, X0, X0
+	VPSRLDQ      $4, X0, X1
+	VPMAXUD      X1, X0, X0
+	VMOVD        X0, AX
+	MOVL         AX, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func weighF32(acc, rows *byte, at *int, w *float32, k, n int)
+TEXT ·weighF32(SB), NOSPLIT, $0-48
+	WEIGH(TERM_F32, 4)
+
+// func weighF16(acc, rows *byte, at *int, w *float32, k, n int)
+TEXT ·weighF16(SB), NOSPLIT, $0-48
+	WEIGH(TERM_F16, 2)
+
+// func weighBF16(acc, rows *byte, at *int, w *float32, k, n int)
+TEXT ·weighBF16(SB), NOSPLIT, $0-48
+	WEIGH(TERM_BF16, 2)
+
+// func sumsToF32(dst, src *byte, n int)
+TEXT ·sumsToF32(SB), NOSPLIT, $0-24
+	CONVERT(CONSTANTS_SUM, LOAD_SUM, STORE_F32, 4, 4)
+
+// func sumsToF16(dst, src *byte, n int)
+TEXT ·sumsToF16(SB), NOSPLIT, $0-24
+	CONVERT(CONSTANTS_SUM, LOAD_SUM, STORE_F16, 4, 2)
+
+// func sumsToBF16(dst, src *byte, n int)
+TEXT ·sumsToBF16(SB), NOSPLIT, $0-24
+	CONVERT(CONSTANTS_SUM_BF16, LOAD_SUM, STORE_BF16, 4, 2)
 
 // The packing works within halves of registers; this puts the groups of four numbers in order.
 DATA order<>+0(SB)/4, $0

@@ -14,4 +14,7 @@ func TestScalarForms(t *testing.T) {
 	t.Run("convert", TestConvert)
 	t.Run("quantize", TestQuantize)
 	t.Run("maxabs", TestMaxAbs)
+	t.Run("maxnumber", TestMaxAbsNumber)
+	t.Run("weigh", TestWeigh)
+	t.Run("sums", TestFromSums)
 }

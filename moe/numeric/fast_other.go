@@ -15,3 +15,5 @@ func mulFast(_, _ []byte, _ Type, _ float32) int { return 0 }
 func weighFast(_, _ []byte, _ Type, _ []int, _ []float32) int { return 0 }
 
 func fromSumsFast(_ []byte, _ Type, _ []byte) int { return 0 }
+
+func maxNumberFast(_ []byte, _ Type) (int, float32) { return 0, 0 }

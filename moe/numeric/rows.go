@@ -78,8 +78,8 @@ func MaxAbs(src []byte, t Type) float32 {
 //
 // hot: no allocation.
 func MaxAbsNumber(src []byte, t Type) float32 {
-	m := float32(0)
-	for i := range len(src) / t.Size() {
+	done, m := maxNumberFast(src, t)
+	for i := done; i < len(src)/t.Size(); i++ {
 		if v := math.Float32frombits(math.Float32bits(At(src, t, i)) & absBits); v > m {
 			m = v
 		}

@@ -195,6 +195,7 @@ func TestQuantizeError(t *testing.T) {
 
 func TestRowsDoNotAllocate(t *testing.T) {
 	src, dst := make([]byte, 4*1000), make([]byte, 4*1000)
+	at, w := [2]int{}, [2]float32{1, 2}
 	for _, from := range types {
 		row := src[:1000*from.Size()]
 		if n := testing.AllocsPerRun(100, func() {
@@ -203,6 +204,9 @@ func TestRowsDoNotAllocate(t *testing.T) {
 			MulE4M3(dst, row, from, 1/s)
 			Convert(dst, TypeF32, row, from)
 			Convert(dst, TypeBF16, row, from)
+			MaxAbsNumber(row, from)
+			Weigh(dst, row, from, at[:], w[:])
+			FromSums(row, from, dst)
 		}); n != 0 {
 			t.Fatalf("%v: %v allocations", from, n)
 		}
@@ -222,12 +226,16 @@ func BenchmarkRows(b *testing.B) {
 			b.ReportMetric(float64(b.N)*128/b.Elapsed().Seconds()/1e6, "M/s")
 		})
 	}
+	at, w := [8]int{}, [8]float32{1, 2, 3, 4, 5, 6, 7, 8}
 	for _, from := range types {
 		row := src[:128*from.Size()]
 		run(fmt.Sprintf("maxabs/%v", from), func() { MaxAbs(row, from) })
 		run(fmt.Sprintf("div/%v", from), func() { DivE4M3(dst, row, from, 0.01) })
 		run(fmt.Sprintf("mul/%v", from), func() { MulE4M3(dst, row, from, 100) })
 		run(fmt.Sprintf("bf16/%v", from), func() { Convert(dst, TypeBF16, row, from) })
+		run(fmt.Sprintf("maxnumber/%v", from), func() { MaxAbsNumber(row, from) })
+		run(fmt.Sprintf("weigh8/%v", from), func() { Weigh(dst, row, from, at[:], w[:]) })
+		run(fmt.Sprintf("sums/%v", from), func() { FromSums(row, from, dst) })
 	}
 	row := src[:256]
 	run("scalar/div/BF16", func() { divScalar(dst[:128], row, TypeBF16, 0.01) })
