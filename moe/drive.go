@@ -114,6 +114,9 @@ func (l *Lane) turn() {
 	for {
 		l.seen = l.bell.Rung()
 		more := l.wire.take(l.exec)
+		if free := int64(l.proto().Free()); free < l.counts.poolLow.Load() && l.proto().Serves() {
+			l.counts.poolLow.Store(free)
+		}
 		if l.mail.full.Load() {
 			l.takeMail()
 			more = true

@@ -85,9 +85,9 @@ func newLane(e *hawser.Engine, c laneConfig) *Lane {
 		backend: c.backend, called: make(chan struct{}, 1), closing: make(chan struct{}),
 	}
 	l.counts.init(c.layout)
-	l.wire = newWire(e, c.layout, c.values, c.imms, c.index, &l.counts)
+	l.wire = newWire(e, l, c.values, c.imms)
 	l.bell = l.wire.bell
-	l.exec = exec.New(c.layout, c.backend, &l.wire, c.memory.bytes(), c.options)
+	l.exec = exec.New(c.layout, &timed{c.backend, l}, &l.wire, c.memory.bytes(), c.options)
 	l.pending.lane, l.handle.lane, l.sums.lane, l.chunk.lane = l, l, l, l
 	l.served.Go(l.serve)
 	return l
@@ -188,11 +188,12 @@ func (l *Lane) dispatch(in *Input, opts []Opt) error {
 		l.plan++
 	}
 	l.in = *in
-	l.marks.begin(l)
-	if err := l.exec.Begin(l.now(), &l.in, q, reuse); err != nil {
+	now := l.now()
+	if err := l.exec.Begin(now, &l.in, q, reuse); err != nil {
 		return err
 	}
 	l.stage = toReceive
+	l.dispatched(now)
 	l.handle.plan, l.handle.step, l.handle.streamed = l.plan, l.proto().Step(), false
 	return nil
 }

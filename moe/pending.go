@@ -64,9 +64,10 @@ func (l *Lane) receive(ctx context.Context, out *Output) error {
 	if err := l.drive(ctx, received); err != nil {
 		return err
 	}
-	l.marks.received(l)
 	limit := l.exec.Limit()
 	if limit == nil {
+		l.rowsIn()
+		l.counts.dispatch.add(l.now() - l.marks.dispatched)
 		return nil
 	}
 	l.counts.overflowed.Add(1)
@@ -145,13 +146,14 @@ func (l *Lane) nextChunk(ctx context.Context) (bool, error) {
 	}
 	switch limit := l.exec.Limit(); {
 	case l.exec.Chunk():
+		l.rowsIn()
 		l.chunk.ctx, l.chunk.held = ctx, true
 		return true, nil
 	case limit != nil:
 		l.cancel(limit, proto.CodeLimit)
 		return false, l.drive(ctx, summed)
 	}
-	l.marks.received(l)
+	l.counts.dispatch.add(l.now() - l.marks.dispatched)
 	return false, nil
 }
 
@@ -247,8 +249,8 @@ func (l *Lane) combine(y Tensor) error {
 	if l.stage != toCombine {
 		return l.misplaced()
 	}
-	l.marks.combine(l)
-	if err := l.exec.Combine(l.now(), y); err != nil {
+	l.marks.combined = l.now()
+	if err := l.exec.Combine(l.marks.combined, y); err != nil {
 		if failed, _, _, _ := l.exec.Failed(); failed {
 			return l.misplaced()
 		}
@@ -305,6 +307,6 @@ func (l *Lane) sum(ctx context.Context, out Tensor, o *CombineOpts) error {
 	if err := l.drive(ctx, summed); err != nil {
 		return err
 	}
-	l.marks.summed(l)
+	l.completed()
 	return nil
 }

@@ -22,7 +22,7 @@ type wire struct {
 	bell   *hawser.Bell
 	queue  *hawser.Queue
 	ends   []hawser.Done
-	lane   int
+	lane   *Lane
 	stats  *laneCounts
 
 	rankBits int // of a value
@@ -79,11 +79,11 @@ func blockBits(l *proto.Layout) int { return max(bits.Len(uint(l.MaxRanks-1)), m
 
 const minBlock = 6 // 26 bits of a group, and 2^20 blocks of an engine's range
 
-func newWire(e *hawser.Engine, cfg *proto.Layout, v proto.Values, imms *hawser.Reserved, lane int, stats *laneCounts) wire {
-	bell := e.NewBell()
+func newWire(e *hawser.Engine, l *Lane, v proto.Values, imms *hawser.Reserved) wire {
+	bell, cfg := e.NewBell(), l.cfg
 	depth := 2 * (3 + (3*proto.Window+1)*cfg.MaxRanks) // twice what the gate allows to be under way
 	w := wire{
-		cfg: cfg, values: v, imms: imms, bell: bell, queue: bell.NewQueue(depth), ends: make([]hawser.Done, 64), lane: lane, stats: stats,
+		cfg: cfg, values: v, imms: imms, bell: bell, queue: bell.NewQueue(depth), ends: make([]hawser.Done, 64), lane: l, stats: &l.counts,
 		rankBits: bits.Len(uint(cfg.MaxRanks - 1)),
 		at:       make([]int, cfg.MaxRanks), peers: make([]link, cfg.MaxRanks),
 	}
@@ -102,11 +102,11 @@ func (w *wire) openView(view uint32) error {
 		if kinds == 1 && k > proto.KindCancel && k < proto.KindComb {
 			continue // nobody uses them
 		}
-		v := w.values.Of(view, w.lane, k, 0)
+		v := w.values.Of(view, w.lane.index, k, 0)
 		b, err := w.bell.Open(w.imms, int(v&(1<<groupBits-1))>>per)
 		if err != nil {
 			w.closeView()
-			return fmt.Errorf("open immediates of view %d, lane %d: %w", view, w.lane, err)
+			return fmt.Errorf("open immediates of view %d, lane %d: %w", view, w.lane.index, err)
 		}
 		w.blocks = append(w.blocks, block{b, int(k) << w.rankBits})
 	}
@@ -285,7 +285,7 @@ func (w *wire) Write(op proto.Op, p exec.Post) {
 //
 // hot:
 func (w *wire) value(k proto.Kind) hawser.OptImm {
-	return hawser.Imm(w.values.Of(w.view, w.lane, k, w.cfg.Rank))
+	return hawser.Imm(w.values.Of(w.view, w.lane.index, k, w.cfg.Rank))
 }
 
 // submit posts. What the engine refuses has failed, which is told with the next ends.
@@ -312,6 +312,7 @@ func transferOf(cookie uint64) proto.Transfer {
 //
 // hot:
 func (w *wire) take(x *exec.Exec) (any bool) {
+	var now proto.Time
 	for i := range w.blocks {
 		b := &w.blocks[i]
 		for word := range b.b.Words() {
@@ -319,6 +320,10 @@ func (w *wire) take(x *exec.Exec) (any bool) {
 				at := 64*word + bits.TrailingZeros64(m)
 				k, rank := proto.Kind((b.first+at)>>w.rankBits), (b.first+at)&(1<<w.rankBits-1)
 				if rank < w.cfg.MaxRanks && k < proto.Kinds {
+					if !any {
+						now = w.lane.now()
+					}
+					w.lane.came(rank, k, now)
 					x.Counted(rank, k, b.b.Counter(at).Load())
 				}
 				any = true

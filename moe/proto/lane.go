@@ -223,6 +223,9 @@ func (l *Lane) Idle() bool { return l.phase == idle }
 // Quiet: no Transfer of this lane is under way, and no step.
 func (l *Lane) Quiet() bool { return l.busy == 0 && l.phase == idle }
 
+// Free are the chunks of the pool that nobody has.
+func (l *Lane) Free() int { return len(l.free) }
+
 // Serves: peers may need something of the step in progress that no call of this rank has given yet: grants of chunks, or chunks, once they
 // are granted. Events must be told even if nobody waits for the step.
 func (l *Lane) Serves() bool {
