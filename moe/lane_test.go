@@ -2,6 +2,7 @@ package moe
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"math/bits"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/moe/backend"
+	"github.com/hawser-project/hawser/moe/backend/cpu"
 	"github.com/hawser-project/hawser/moe/internal/exec"
 	"github.com/hawser-project/hawser/moe/proto"
 	"github.com/hawser-project/hawser/provider"
@@ -75,11 +77,28 @@ type setup struct {
 	proto.Config
 	options exec.Options
 	policy  Policy
+
+	backend  backend.Backend // nil: the CPU
+	in, wire DType           // F32
+	scale    Scaling
 }
+
+var le = binary.LittleEndian
 
 // newRanks makes ranks whose lanes are in a view.
 func newRanks(t testing.TB, network string, s setup) []*rank {
 	t.Helper()
+	if s.backend == nil {
+		b, err := cpu.New(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = b.Close() })
+		s.backend = b
+	}
+	if s.in == backend.None {
+		s.in, s.wire = backend.F32, backend.F32
+	}
 	var ranks []*rank
 	for i, e := range engines(t, network, s.MaxRanks) {
 		ranks = append(ranks, newRank(t, e, i, s, network != "shm"))
@@ -148,9 +167,14 @@ func newRank(t testing.TB, e *hawser.Engine, i int, s setup, heap bool) *rank {
 				t.Fatal(err)
 			}
 		}
+		lane, err := s.backend.NewLane(backend.Spec{Layout: &cfg, In: s.in, Wire: s.wire, Scale: s.scale, Memory: m.ofBackend()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = lane.Close() })
 		l := newLane(e, laneConfig{
 			index: x, layout: &cfg, options: s.options, policy: s.policy, values: values, imms: imms,
-			backend: newPlain(&cfg, m.bytes(), s.options.BatchCap), memory: m, origin: time.Now(), stopped: func(*Lane, proto.Code) {},
+			backend: lane, memory: m, origin: time.Now(), stopped: func(*Lane, proto.Code) {},
 		})
 		t.Cleanup(l.close)
 		r.mems, r.lanes = append(r.mems, m), append(r.lanes, l)
@@ -192,6 +216,12 @@ func expert(e int, x float32) float32 { return float32(float32(e+1)*x) + 1 }
 
 func tensor(rows, cols int) Tensor {
 	return Tensor{Data: make([]byte, 4*rows*cols), Type: backend.F32, Shape: [3]int{0, rows, cols}}
+}
+
+func batched(cfg *proto.Layout, batch int) Tensor {
+	x := tensor(cfg.Local*batch, cfg.Hidden)
+	x.Shape = [3]int{cfg.Local, batch, cfg.Hidden}
+	return x
 }
 
 func newWork(rng *rand.Rand, cfg *proto.Layout, rows int) *work {
@@ -323,6 +353,9 @@ func TestSteps(t *testing.T) {
 							rng := rand.New(rand.NewPCG(uint64(r.i), uint64(x)))
 							for range 50 {
 								w := newWork(rng, r.cfg, max(n*24, batch*r.cfg.Local)+n*r.cfg.Local)
+								if batch > 0 {
+									w.out.X, w.y = batched(r.cfg, batch), batched(r.cfg, batch)
+								}
 								if errs[x] = r.step(within(t), x, w, batch); errs[x] != nil {
 									return
 								}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/hawser-project/hawser"
+	"github.com/hawser-project/hawser/moe/backend"
 	"github.com/hawser-project/hawser/moe/internal/exec"
 )
 
@@ -75,6 +76,7 @@ func dummies(rng *rand.Rand, r *rank, rows int) *work {
 	w := newWork(rng, r.cfg, rows)
 	w.in.N = r.cfg.MaxTokens
 	w.in.X, w.in.IDs, w.in.Weights, w.sum = tensor(w.in.N, r.cfg.Hidden), tensor(w.in.N, r.cfg.TopK), tensor(w.in.N, r.cfg.TopK), tensor(w.in.N, r.cfg.Hidden)
+	w.in.IDs.Type = backend.I32
 	w.want = make([]float32, w.in.N*r.cfg.Hidden)
 	for t := range w.in.N {
 		for j := range r.cfg.TopK {
