@@ -58,7 +58,7 @@ func (l *Lane) Arrange(_ backend.Queue, seq uint64, moves []backend.Move, counts
 func (l *Lane) move(m backend.Move) {
 	o := &l.doing.out
 	x := o.x.expert(m.Local)
-	for i := range m.N {
+	for i := 0; i < m.N && !l.stopped(); i++ {
 		to, from := m.To+i, m.From+i
 		copy(o.x.row(x, to), o.x.row(x, from))
 		if v := &o.scale; v.there() {

@@ -9,7 +9,10 @@ import (
 	"github.com/hawser-project/hawser/moe/proto"
 )
 
-const defaultProcs = 8
+const (
+	defaultProcs = 8
+	maxTopK      = 1 << 10 // of proto.Config
+)
 
 // Backend makes lanes that share its workers.
 type Backend struct{ pool pool }
@@ -29,7 +32,7 @@ func New(procs int) (*Backend, error) {
 
 // Caps has no bounds but those of proto.Config.
 func (b *Backend) Caps() backend.Caps {
-	return backend.Caps{Name: "cpu", MaxTopK: 1 << 10, MaxHidden: 1 << 20, MaxLocal: 1 << 16}
+	return backend.Caps{Name: "cpu", MaxTopK: maxTopK, MaxHidden: 1 << 20, MaxLocal: 1 << 16}
 }
 
 // Close ends the workers and waits for them. Calls of lanes that come later fail with ErrClosed.
@@ -49,6 +52,7 @@ func (b *Backend) NewLane(s backend.Spec) (backend.Lane, error) {
 	}
 	records := l.cfg.Records()
 	l.keys, l.nextKeys = make([]uint32, records), make([]uint32, records)
+	l.doing.ends = make([]int, 0, 2*l.cfg.MaxRanks*l.cfg.Local)
 	l.cursor = make([]uint32, l.cfg.MaxRanks*l.cfg.Local)
 	l.plan = backend.Plan{
 		Records: make([]uint32, l.cfg.MaxRanks), Base: make([]uint32, l.cfg.MaxRanks), Counts: make([]uint32, l.cfg.MaxRanks*l.cfg.Local),

@@ -87,8 +87,8 @@ func (l *Lane) Rebase(m backend.Memory, p backend.Placement) error {
 	return nil
 }
 
-// Abort makes the method in progress, and all that follow until Rebase, return an error that wraps cause. It returns at once; the method
-// does after the parts that are being worked on, of less than a megabyte each.
+// Abort makes the method in progress, and all that follow until Rebase, return an error that wraps cause. It returns at once, the
+// method when those parts are done that were begun, of a few rows each.
 func (l *Lane) Abort(cause error) {
 	err := fmt.Errorf("aborted: %w", cause)
 	l.aborted.CompareAndSwap(nil, &err)

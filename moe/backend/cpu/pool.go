@@ -137,8 +137,8 @@ func (p *pool) run(j *job, parts int, s *scratch) {
 // scratch is what one worker needs for itself.
 type scratch struct {
 	acc [4 * sumColumns]byte
-	at  [sumRows]int
-	w   [sumRows]float32
+	at  [maxTopK]int
+	w   [maxTopK]float32
 	_   [64]byte
 }
 

@@ -8,9 +8,13 @@ import (
 	"github.com/hawser-project/hawser/moe/numeric"
 )
 
-const (
-	sumColumns = 1024 // summed at a time: with the rows that are added it stays in the first cache
-	sumRows    = 64   // added in one pass
+// sumColumns are summed at a time: the sums stay in the first cache while all rows are added.
+const sumColumns = 1024
+
+// A bias is added as one row with the weight 1, by which nothing changes.
+var (
+	biasAt     = []int{0}
+	biasWeight = []float32{1}
 )
 
 // reducing is the job of Reduce.
@@ -99,53 +103,53 @@ func (l *Lane) lookSum(name string, t *backend.Tensor) (view, numeric.Type, erro
 func (l *Lane) reduceTokens(lo, hi int, s *scratch) {
 	r := &l.doing.sum
 	for token := lo; token < hi; token++ {
-		rescale := l.rescale(token)
+		n := l.terms(token, s)
+		if n == 0 && r.r.Accumulate && len(r.bias) == 0 {
+			continue // as it is, even a NaN
+		}
 		out := r.out.row(0, token)
 		for col := 0; col < l.cfg.Hidden; col += sumColumns {
-			n := min(sumColumns, l.cfg.Hidden-col)
-			l.sum(out[col*r.to.Size():(col+n)*r.to.Size()], token, col, rescale, s)
+			end := min(col+sumColumns, l.cfg.Hidden)
+			l.sum(out[col*r.to.Size():end*r.to.Size()], token, col, n, s)
 		}
 	}
 }
 
-// sum is that of some columns of a token.
+// terms lists the results of a token, and their weights, and says how many there are.
 //
 // hot: no allocation.
-func (l *Lane) sum(out []byte, token, col int, rescale float32, s *scratch) {
-	r, k := &l.doing.sum, l.cfg.TopK
-	n := len(out) / r.to.Size()
-	acc, changed := s.acc[:4*n], !r.r.Accumulate
+func (l *Lane) terms(token int, s *scratch) int {
+	n, k, rescale := 0, l.cfg.TopK, l.rescale(token)
+	for j := range k {
+		if i := token*k + j; l.present(i) {
+			w := l.weight(token, j)
+			if rescale != 1 {
+				w *= rescale
+			}
+			s.at[n], s.w[n] = int(l.plan.Slot[i])*l.cfg.Combine, w
+			n++
+		}
+	}
+	return n
+}
+
+// sum adds the n terms of a token, and its biases, for the columns from col on that out has.
+//
+// hot: no allocation.
+func (l *Lane) sum(out []byte, token, col, n int, s *scratch) {
+	r := &l.doing.sum
+	acc := s.acc[:4*(len(out)/r.to.Size())]
 	if r.r.Accumulate {
 		numeric.Convert(acc, numeric.TypeF32, out, r.to)
 	} else {
 		clear(acc)
 	}
-	rows := l.mem.Results[col*r.wire.Size():]
-	for j := 0; j < k; {
-		m := 0
-		for ; j < k && m < sumRows; j++ {
-			i := token*k + j
-			if l.present(i) {
-				s.at[m], s.w[m] = int(l.plan.Slot[i])*l.cfg.Combine, l.weight(token, j)
-				if rescale != 1 {
-					s.w[m] *= rescale
-				}
-				m++
-			}
-		}
-		changed = changed || m > 0
-		numeric.Weigh(acc, rows, r.wire, s.at[:m], s.w[:m])
-	}
+	numeric.Weigh(acc, l.mem.Results[col*r.wire.Size():], r.wire, s.at[:n], s.w[:n])
 	for i := range r.bias {
 		b := &r.bias[i]
-		row := b.v.row(0, token)[col*b.t.Size():]
-		s.at[0], s.w[0] = 0, 1
-		numeric.Weigh(acc, row, b.t, s.at[:1], s.w[:1])
-		changed = true
+		numeric.Weigh(acc, b.v.row(0, token)[col*b.t.Size():], b.t, biasAt, biasWeight)
 	}
-	if changed {
-		numeric.FromSums(out, r.to, acc)
-	}
+	numeric.FromSums(out, r.to, acc)
 }
 
 // present: there is a result for the pair with index i.

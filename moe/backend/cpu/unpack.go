@@ -140,8 +140,8 @@ func (l *Lane) unpackRows(lo, hi int) {
 			}
 		}
 		if o.scale.there() {
-			for n := lo; n < hi; n++ {
-				l.scatter(x, r.Row+n, r.From[n*c.Dispatch:][l.scaleAt:l.metaAt])
+			for n := lo; n < hi; n += lineRows {
+				l.scatter(x, r.Row+n, r.From[n*c.Dispatch:], min(lineRows, hi-n))
 			}
 		}
 		for n := lo; n < hi; n++ {
@@ -159,18 +159,33 @@ func (l *Lane) unpackRows(lo, hi int) {
 	})
 }
 
-// scatter writes the scales of a row. Behind the last there are zeros in the record.
+// scatter writes the scales of n records to rows from row on. Behind the last scale of a record there are zeros.
 //
 // hot: no allocation.
-func (l *Lane) scatter(x, row int, scales []byte) {
-	v := &l.doing.out.scale
-	at := v.at(x, row, 0)
-	if v.s[2] == v.size {
-		copy(v.data[at:at+v.n[2]*v.size], scales)
-		return
-	}
-	for i := range v.n[2] {
-		copy(v.data[at:at+v.size], scales[i*v.size:])
-		at += v.s[2]
+func (l *Lane) scatter(x, row int, records []byte, n int) {
+	v, step := &l.doing.out.scale, l.cfg.Dispatch
+	at, from := v.at(x, row, 0), l.scaleAt
+	switch {
+	case v.s[2] == v.size: // row by row
+		for ; n > 0; n-- {
+			copy(v.data[at:at+v.n[2]*v.size], records[from:])
+			at, from = at+v.s[1], from+step
+		}
+	case v.size == 4: // column by column: what is adjacent is written together
+		for b := range v.n[2] {
+			at, from := at+b*v.s[2], from+4*b
+			for range n {
+				le.PutUint32(v.data[at:], le.Uint32(records[from:]))
+				at, from = at+v.s[1], from+step
+			}
+		}
+	default:
+		for b := range v.n[2] {
+			at, from := at+b*v.s[2], from+b
+			for range n {
+				v.data[at] = records[from]
+				at, from = at+v.s[1], from+step
+			}
+		}
 	}
 }
