@@ -49,6 +49,7 @@ func (l *Lane) reached(g goal) bool {
 // hot:
 func (l *Lane) enter(ctx context.Context) error {
 	l.mu.Lock()
+	l.inside.Store(true)
 	l.bell.Arm(nil, 0)
 	if ctx.Err() != nil {
 		err := context.Cause(ctx)
@@ -66,14 +67,29 @@ func (l *Lane) enter(ctx context.Context) error {
 //
 // hot:
 func (l *Lane) leave() {
-	for l.proto().Serves() && !l.bell.Arm(&l.called, l.seen) {
+	changing := l.changing
+	l.inside.Store(false)
+	l.rest()
+	if changing {
+		l.moved()
+	}
+}
+
+// rest is leave for the group. It reports whether something has come.
+//
+// hot:
+func (l *Lane) rest() (turned bool) {
+	for (l.changing || l.proto().Serves()) && !l.bell.Arm(&l.called, l.seen) {
 		l.turn()
+		turned = true
 	}
 	l.mu.Unlock()
 	for l.mail.full.Load() && l.mu.TryLock() {
 		l.turn()
 		l.mu.Unlock()
+		turned = true
 	}
+	return turned
 }
 
 // handled makes sure that what was mailed is taken soon.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hawser-project/hawser"
@@ -26,15 +27,18 @@ type Lane struct {
 	bell    *hawser.Bell
 	origin  time.Time
 	stopped func(from *Lane, why proto.Code) // the group must have a new view: no lane begins a step
+	moved   func()                           // something has changed, while a view does
 	counts  laneCounts
 	mail    mailbox
+	inside  atomic.Bool // a call drives
 
-	mu      sync.Mutex // of who drives; held while it waits
-	exec    *exec.Exec
-	backend backend.Lane
-	wire    wire
-	seen    uint64 // rings that were heard
-	cause   error  // of the last cancel
+	mu       sync.Mutex // of who drives; held while it waits
+	exec     *exec.Exec
+	backend  backend.Lane
+	wire     wire
+	seen     uint64 // rings that were heard
+	cause    error  // of the last cancel
+	changing bool   // the view does: its own goroutine serves the lane
 
 	stage   stage
 	in      Input
@@ -76,12 +80,13 @@ type laneConfig struct {
 	memory  *memory
 	origin  time.Time
 	stopped func(from *Lane, why proto.Code)
+	moved   func() // see Lane; nil if views do not change
 }
 
 // newLane makes a lane that takes part in no view. It runs a goroutine until close.
 func newLane(e *hawser.Engine, c laneConfig) *Lane {
 	l := &Lane{
-		index: c.index, cfg: c.layout, policy: c.policy, meta: c.layout.Meta, origin: c.origin, stopped: c.stopped,
+		index: c.index, cfg: c.layout, policy: c.policy, meta: c.layout.Meta, origin: c.origin, stopped: c.stopped, moved: c.moved,
 		backend: c.backend, called: make(chan struct{}, 1), closing: make(chan struct{}),
 	}
 	l.counts.init(c.layout)

@@ -124,7 +124,9 @@ func (r *Dir) Next(ctx context.Context, after uint32) (View, error) {
 	}
 }
 
-func (r *Dir) cardFile(rank int) string { return filepath.Join(r.Path, fmt.Sprintf("rank-%04d.json", rank)) }
+func (r *Dir) cardFile(rank int) string {
+	return filepath.Join(r.Path, fmt.Sprintf("rank-%04d.json", rank))
+}
 
 // publish makes the view of d known. ErrStale: somebody was faster.
 func (r *Dir) publish(d desk) error {

@@ -57,7 +57,8 @@ func (v *View) has(rank int) bool {
 
 // clone is a copy that shares nothing with it.
 func (v *View) clone() View {
-	return View{v.Epoch, slices.Clone(v.Members), Placement{slices.Clone(v.Placement.Of), slices.Clone(v.Placement.First)}}
+	p := Placement{Of: slices.Clone(v.Placement.Of), First: slices.Clone(v.Placement.First)}
+	return View{Epoch: v.Epoch, Members: slices.Clone(v.Members), Placement: p}
 }
 
 // served is the placement without places at ranks that are no members, as far as an expert has others, and the experts that have none.
