@@ -241,6 +241,9 @@ func (g *Group) Stats() Stats {
 	defer g.mu.Unlock()
 	s := g.stats
 	s.View, s.Active = g.view.Epoch, !g.closed && g.core.Active()
+	for _, l := range g.lanes {
+		s.Lanes = append(s.Lanes, l.Stats())
+	}
 	return s
 }
 

@@ -38,6 +38,7 @@ type rank struct {
 	cfg   *proto.Layout
 	mems  []*memory
 	lanes []*Lane
+	g     *Group // nil without
 }
 
 func engines(t testing.TB, network string, n int) []*hawser.Engine {
