@@ -78,7 +78,7 @@ func (l *Lane) move(m backend.Move) {
 func (l *Lane) pads(local int) (lo, hi int) {
 	o := &l.doing.out
 	n := int(o.counts[local])
-	if o.x.n[0] > 1 {
+	if o.batched {
 		return n, o.x.n[1]
 	}
 	return int(o.offsets[local]) + n, int(o.offsets[local+1])

@@ -12,6 +12,7 @@ import (
 type unpacking struct {
 	runs                                []backend.Run
 	x, scale, srcRank, srcToken, weight view
+	batched                             bool
 	counts, offsets                     []uint32
 }
 
@@ -55,13 +56,13 @@ func (l *Lane) lookOutput(out *backend.Output) (err error) {
 		return wrongType("X", out.X.Type)
 	}
 	dims := 2
-	if out.X.Shape[0] > 0 {
+	if o.batched = out.X.Shape[0] > 0; o.batched {
 		dims = 3
 	}
 	if o.x, err = lookRows("X", &out.X, dims, l.cfg.Hidden, l.cfg.InBytes); err != nil {
 		return err
 	}
-	if dims == 3 && o.x.n[0] != l.cfg.Local {
+	if o.batched && o.x.n[0] != l.cfg.Local {
 		return fmt.Errorf("%w: X is of %d experts, want %d", hawser.ErrInvalid, o.x.n[0], l.cfg.Local)
 	}
 	if out.XScale.Type != backend.None {
@@ -99,7 +100,7 @@ func (l *Lane) lookOutput(out *backend.Output) (err error) {
 	return nil
 }
 
-// expert is the first index of a row of rank 3, 0 of others.
+// expert is the first index of a row: 0 if the tensor is not batched.
 func (v *view) expert(local int) int {
 	if v.n[0] == 1 {
 		return 0

@@ -31,10 +31,17 @@ type shape struct {
 	special                              bool // input has infinities and NaN
 }
 
+// tb is a test, or one of rapid's.
+type tb interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+}
+
 // world is lanes of all ranks, whose regions are copied by hand.
 type world struct {
 	shape
-	t     testing.TB
+	t     tb
 	rng   *rand.Rand
 	b     *Backend
 	cfg   []proto.Layout
@@ -58,7 +65,7 @@ func (s shape) config() proto.Config {
 	return c
 }
 
-func newWorld(t testing.TB, s shape, seed uint64) *world {
+func newWorld(t tb, s shape, seed uint64) *world {
 	w := &world{shape: s, t: t, rng: rand.New(rand.NewPCG(seed, 7))}
 	if w.align == 0 {
 		w.align = 1
@@ -113,7 +120,7 @@ func (w *world) numbers(t backend.DType, n int) []byte {
 	}
 	row := make([]byte, 4*n)
 	for i := range n {
-		f := float32(w.rng.NormFloat64() * math.Exp(w.rng.NormFloat64()*3))
+		f := float32(w.rng.NormFloat64() * float64(uint64(1)<<w.rng.IntN(12)) / 64)
 		if w.special && w.rng.IntN(9) == 0 {
 			f = []float32{0, float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.NaN()), -float32(math.NaN()), 1e-40, float32(math.Copysign(0, -1)), 3e38}[w.rng.IntN(8)]
 		}
@@ -648,12 +655,10 @@ func TestSteps(t *testing.T) {
 				s.tokens *= 6 // so that there is something to share
 			}
 			t.Run(fmt.Sprintf("%s/%d", name, procs), func(t *testing.T) {
-				for seed := range uint64(3 - procs/2) {
-					w := newWorld(t, s, seed)
-					w.step(1)
-					w.step(2)
-					w.close()
-				}
+				w := newWorld(t, s, 1)
+				w.step(1)
+				w.step(2)
+				w.close()
 			})
 		}
 	}
