@@ -162,6 +162,7 @@ type Lane struct {
 	sent    bool // they are, or are under way
 
 	fromS, fromY int // Transfers that read S or Y
+	wholeY       int // scatters among them that read Y: all of it, if the step was not streamed
 	busy         int // Transfers of any kind
 	half         [2]int
 
@@ -352,6 +353,9 @@ func (l *Lane) scatter(op Op) {
 		l.peers[l.targets[i].Rank].busy[l.targets[i].Kind]++
 	}
 	l.reads(op, +1)
+	if op == OpComb {
+		l.wholeY++
+	}
 	l.out.Scatter(op, l.targets)
 }
 
@@ -413,6 +417,9 @@ func (l *Lane) releaseAll(op Op) {
 				clear(p.busy[KindComb : KindComb+Window])
 			}
 		}
+	}
+	if op == OpComb {
+		l.wholeY--
 	}
 }
 

@@ -133,10 +133,10 @@ func (l *Lane) takeResults(p *peer) error {
 }
 
 // Receive says how the step is received. Whole needs all headers; Streamed may follow it as long as nothing was offered, and the other
-// way round.
+// way round. Streamed may be said before the step is packed.
 func (l *Lane) Receive(m Mode) error {
 	switch {
-	case l.phase != receiving || l.mode != Undecided:
+	case l.phase != receiving && (l.phase != packing || m == Whole) || l.mode != Undecided:
 		return fmt.Errorf("receive step %d: %w: already decided, or no step is being received", l.step, hawser.ErrBusy)
 	case m == Whole && l.heads > 0:
 		return fmt.Errorf("receive step %d: %w: %d headers are missing", l.step, hawser.ErrBusy, l.heads)

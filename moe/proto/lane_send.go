@@ -33,8 +33,10 @@ func (l *Lane) target(rank int, piece uint32, half uint8) Target {
 	}
 }
 
-// HalfFree: this half of Y may be written.
-func (l *Lane) HalfFree(half uint8) bool { return l.half[half] == 0 || broken(mutY) }
+// HalfFree: this half of Y may be written. Results of the step before may be under way when a peer's records of this one are here already.
+func (l *Lane) HalfFree(half uint8) bool {
+	return l.half[half] == 0 && l.wholeY == 0 || broken(mutY)
+}
 
 // CombinePiece sends the results of one piece of a streamed step, which lie in a half of Y.
 //

@@ -99,7 +99,7 @@ func (l *Lane) hash(h *hash) {
 		int(l.view), int(l.step), int(l.completed), int(l.phase), int(l.why), l.blamed, l.heads, l.left, l.combs, l.wanted, l.reading, int(l.mode),
 	})
 	hashOf(h, [8]bool{l.open, l.active, l.begun, l.partial, l.stale, l.told, l.headsIn, l.asked})
-	hashOf(h, [8]int{l.fromS, l.fromY, l.busy, l.half[0], l.half[1], l.away, l.turn, len(l.free)})
+	hashOf(h, [9]int{l.fromS, l.fromY, l.wholeY, l.busy, l.half[0], l.half[1], l.away, l.turn, len(l.free)})
 	hashOf(h, l.sent)
 	hashList(h, l.peers)
 	hashList(h, l.free)

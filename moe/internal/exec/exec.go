@@ -67,11 +67,11 @@ type step struct {
 	quantize backend.Quantize
 	flagged  uint16
 
-	wantPack, wantY, headsIn, received, combIn, summed, failed bool
-	code                                                       proto.Code
-	blamed                                                     int
-	err                                                        error // of the backend
-	gone                                                       []uint64
+	wantPack, packed, wantY, headsIn, received, combIn, summed, failed bool
+	code                                                               proto.Code
+	blamed                                                             int
+	err                                                                error // of the backend
+	gone                                                               []uint64
 
 	whole    bool // asked for in one piece, and not placed
 	placed   bool // all rows have a place

@@ -97,6 +97,7 @@ func (e *Exec) flag(k kind) *backend.Flag {
 func (e *Exec) finished(k kind) {
 	switch k {
 	case packing:
+		e.packed = true
 		e.lane.Packed()
 	case unpacking:
 		for _, a := range e.reading {

@@ -79,7 +79,7 @@ func (e *Exec) gather() {
 		}
 	}
 	e.arrived = kept
-	for n := min(s.ownEnd-s.own, e.cfg.HalfRows-rows); n > 0; n /= 2 {
+	for n := min(s.ownEnd-s.own, e.cfg.HalfRows-rows); n > 0 && e.packed; n /= 2 {
 		if e.takes(e.cfg.Rank, s.own, n) {
 			s.list = append(s.list, part{arrival{rank: e.cfg.Rank}, s.own, n})
 			s.own += n
