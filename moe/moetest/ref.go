@@ -263,7 +263,9 @@ func SumOf(step uint64) Sum { return Sum{Accumulate: step%3 == 1, Bias: step%4 =
 func (f *Ref) Before(step uint64, rank, tokens int, out []byte) { f.fill(^step, rank, tokens, out) }
 
 // Bias writes the rows of the bias, of the type Out.
-func (f *Ref) Bias(step uint64, rank, tokens int, bias []byte) { f.fill(^step^1<<40, rank, tokens, bias) }
+func (f *Ref) Bias(step uint64, rank, tokens int, bias []byte) {
+	f.fill(^step^1<<40, rank, tokens, bias)
+}
 
 func (f *Ref) fill(step uint64, rank, tokens int, b []byte) {
 	for t := range tokens {
@@ -340,3 +342,22 @@ func (f *Ref) sum(r *Routing, step uint64, rank, token int, gone Gone) {
 	}
 }
 
+// Identify says which token a row of a step is of.
+func (f *Ref) Identify(r *Routing, step uint64, row []byte) (rank, token int, ok bool) {
+	f.grow()
+	want := f.row[:f.Hidden*size(f.In)]
+	for rank := range f.Ranks {
+		for token := range r.N[rank] {
+			if f.putRow(want, step, rank, token); string(want) == string(row) {
+				return rank, token, true
+			}
+		}
+	}
+	return 0, 0, false
+}
+
+func putWeights(b []byte, weights []float32) {
+	for i, g := range weights {
+		le.PutUint32(b[4*i:], math.Float32bits(g))
+	}
+}

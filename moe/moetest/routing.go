@@ -53,23 +53,23 @@ const maxIDs = 1 << 28
 type kind uint8
 
 const (
-	uniform kind = iota
-	zipf         // expert number i, in an order of the seed, has a chance in proportion to 1/(i+1)^s
-	hot          // a share of all ids goes to few experts
-	one          // one expert
-	rank         // all experts of one rank
-	dummy        // all tokens of all ranks are alike
-	self         // experts of the own rank
-	none         // no experts: all ids are -1
-	single       // one token in the world
-	dup          // all ids of a token are the same
-	cycle        // experts of the next rank, or of the one so many ranks on as the step says
-	node         // experts of few nodes, other ones for each token
-	mix          // another one each step
-	kinds
+	distUniform kind = iota
+	distZipf         // expert number i, in an order of the seed, has a chance in proportion to 1/(i+1)^s
+	distHot          // a share of all ids goes to few experts
+	distOne          // one expert
+	distRank         // all experts of one rank
+	distDummy        // all tokens of all ranks are alike
+	distSelf         // experts of the own rank
+	distNone         // no experts: all ids are -1
+	distSingle       // one token in the world
+	distDup          // all ids of a token are the same
+	distCycle        // experts of the next rank, or of the one so many ranks on as the step says
+	distNode         // experts of few nodes, other ones for each token
+	distMix          // another one each step
+	dists
 )
 
-var kindNames = [kinds]string{"uniform", "zipf", "hot", "one", "rank", "dummy", "self", "none", "single", "dup", "cycle", "node", "mix"}
+var kindNames = [dists]string{"uniform", "zipf", "hot", "one", "rank", "dummy", "self", "none", "single", "dup", "cycle", "node", "mix"}
 
 // Dist is a distribution of ids. The zero value is uniform.
 type Dist struct {
@@ -80,7 +80,7 @@ type Dist struct {
 // DistNames lists all distributions, for help and usage.
 func DistNames() string {
 	names := slices.Clone(kindNames[:])
-	names[zipf], names[hot] = "zipf[:s]", "hot[:p]"
+	names[distZipf], names[distHot] = "zipf[:s]", "hot[:p]"
 	return strings.Join(names, ", ")
 }
 
@@ -88,15 +88,15 @@ func DistNames() string {
 func ParseDist(text string) (Dist, error) {
 	name, param, with := strings.Cut(text, ":")
 	k := kind(slices.Index(kindNames[:], name))
-	if k >= kinds {
+	if k >= dists {
 		return Dist{}, fmt.Errorf("routing %q: want one of %s", text, DistNames())
 	}
 	d := Dist{kind: k}
 	lo, hi := 0.0, 0.0
 	switch k {
-	case zipf:
+	case distZipf:
 		d.param, lo, hi = 1.2, 0.01, 8
-	case hot:
+	case distHot:
 		d.param, lo, hi = 0.9, 0.01, 1
 	}
 	if !with {
@@ -112,7 +112,7 @@ func ParseDist(text string) (Dist, error) {
 
 // String is what ParseDist takes.
 func (d Dist) String() string {
-	if d.kind == zipf || d.kind == hot {
+	if d.kind == distZipf || d.kind == distHot {
 		return kindNames[d.kind] + ":" + strconv.FormatFloat(d.param, 'g', -1, 64)
 	}
 	return kindNames[d.kind]
@@ -193,8 +193,8 @@ func (d *Draw) Step(r *Routing, step uint64) {
 	d.pcg.Seed(d.seed, step)
 	r.Seed, r.Dist = d.seed, d.dist
 	k, masked := d.dist, false
-	if k.kind == mix {
-		if k.kind = kind(d.rng.IntN(int(mix))); k.kind == hot {
+	if k.kind == distMix {
+		if k.kind = kind(d.rng.IntN(int(distMix))); k.kind == distHot {
 			k.param = 0.9
 		}
 		masked = d.rng.IntN(4) == 0
@@ -226,7 +226,7 @@ func (d *Draw) prepare(s Shape) {
 	d.pcg.Seed(d.seed, math.MaxUint64)
 	d.order = d.rng.Perm(s.Experts)
 	exponent := d.dist.param
-	if d.dist.kind != zipf {
+	if d.dist.kind != distZipf {
 		exponent = 1.2
 	}
 	d.sums = make([]float64, s.Experts)
@@ -239,14 +239,14 @@ func (d *Draw) prepare(s Shape) {
 
 func (d *Draw) tokens(r *Routing, k kind) {
 	lucky := -1
-	if k == single {
+	if k == distSingle {
 		lucky = d.rng.IntN(r.Ranks)
 	}
 	for i := range r.N {
 		switch {
-		case k == single && i == lucky:
+		case k == distSingle && i == lucky:
 			r.N[i] = 1
-		case k == single:
+		case k == distSingle:
 			r.N[i] = 0
 		case !d.vary:
 			r.N[i] = r.Tokens
@@ -277,9 +277,9 @@ func (d *Draw) plan(s Shape, k Dist, step uint64) *plan {
 	p.nodes = max(1, min(8, s.Ranks/8))
 	p.width = max(1, min(4, s.Ranks/p.nodes/2))
 	switch k.kind {
-	case one:
+	case distOne:
 		p.all = []int32{int32(d.rng.IntN(s.Experts))}
-	case dummy:
+	case distDummy:
 		p.all = make([]int32, s.TopK)
 		d.among(p.all, 0, s.Experts)
 	}
@@ -289,34 +289,34 @@ func (d *Draw) plan(s Shape, k Dist, step uint64) *plan {
 // token chooses the ids of one token, which are -1 before.
 func (d *Draw) token(p *plan, ids []int32) {
 	switch p.dist.kind {
-	case uniform, single:
+	case distUniform, distSingle:
 		d.among(ids, 0, p.Experts)
-	case zipf:
+	case distZipf:
 		d.distinct(ids, func() int {
 			x := d.rng.Float64() * d.sums[len(d.sums)-1]
 			return d.order[min(sort.SearchFloat64s(d.sums, x), len(d.order)-1)]
 		})
-	case hot:
+	case distHot:
 		d.distinct(ids, func() int {
 			if d.rng.Float64() < p.dist.param {
 				return d.order[d.rng.IntN(p.hots)]
 			}
 			return d.rng.IntN(p.Experts)
 		})
-	case one, dummy:
+	case distOne, distDummy:
 		copy(ids, p.all)
-	case rank:
+	case distRank:
 		d.ofRank(p, ids, p.to)
-	case self:
+	case distSelf:
 		d.ofRank(p, ids, p.rank)
-	case cycle:
+	case distCycle:
 		d.ofRank(p, ids, (p.rank+p.shift)%p.Ranks)
-	case dup:
+	case distDup:
 		e := int32(d.rng.IntN(p.Experts))
 		for j := range ids {
 			ids[j] = e
 		}
-	case node:
+	case distNode:
 		d.ofNodes(p, ids)
 	}
 }

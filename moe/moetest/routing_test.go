@@ -125,8 +125,8 @@ func TestDraw(t *testing.T) {
 			}
 		}
 	}
-	if len(rules) != int(kinds) {
-		t.Errorf("%d distributions have rules, there are %d", len(rules), kinds)
+	if len(rules) != int(dists) {
+		t.Errorf("%d distributions have rules, there are %d", len(rules), dists)
 	}
 }
 
