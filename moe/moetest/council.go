@@ -7,13 +7,13 @@ import (
 	"github.com/hawser-project/hawser/moe/proto"
 )
 
-// council is a node in changes of view: what its group wants is done some time later.
+// council is a node in changes of view: what its group wants is done some time later, unless another view is tried by then.
 type council node
 
 func (c *council) later(f func()) {
-	n := (*node)(c)
+	n, epoch := (*node)(c), c.group.Epoch()
 	c.w.add(event{kind: call, node: n, f: func() {
-		if !n.dead {
+		if !n.dead && n.group.Epoch() == epoch {
 			f()
 			n.exec.Run()
 			n.after()
@@ -82,9 +82,6 @@ func (c *council) Fence(m proto.Member) {
 func (c *council) Recycle(epoch uint32, fresh bool) {
 	n := (*node)(c)
 	c.later(func() {
-		if n.group.Epoch() != epoch || n.group.Active() {
-			return
-		}
 		if fresh {
 			n.parked, n.store = n.store, newStore(n)
 		}
@@ -106,15 +103,16 @@ func (c *council) Recycle(epoch uint32, fresh bool) {
 // Descriptors implements proto.GroupOut.
 func (c *council) Descriptors(m proto.Member) []byte {
 	c.store.valid[m.ID] = true
-	return []byte{1}
+	c.w.given = append(c.w.given, c.store)
+	return le.AppendUint32(nil, uint32(len(c.w.given)-1))
 }
 
 // Import implements proto.GroupOut.
 func (c *council) Import(m proto.Member, descriptors []byte) {
 	n := (*node)(c)
 	c.later(func() {
-		if o := c.who(m); o != nil && len(descriptors) > 0 {
-			n.remote[m.Rank] = o.store
+		if len(descriptors) > 0 {
+			n.remote[m.Rank] = c.w.given[le.Uint32(descriptors)]
 		}
 		n.group.Imported(m, nil)
 	})
@@ -123,7 +121,7 @@ func (c *council) Import(m proto.Member, descriptors []byte) {
 // Active implements proto.GroupOut.
 func (c *council) Active(a proto.Activated) error {
 	clear(c.cut)
-	c.stale, c.failed = false, false
+	c.stale, c.failed, c.entered = false, false, a.Epoch
 	c.w.last = max(c.w.last, a.Next[0])
 	return nil
 }

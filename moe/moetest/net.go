@@ -45,7 +45,7 @@ func (n *node) Write(op proto.Op, p exec.Post) {
 func (n *node) post(posts []exec.Post, id proto.Transfer) {
 	tr := &transfer{n, id, len(posts)}
 	for _, post := range posts {
-		p := &part{from: n, view: n.group.Epoch(), post: post, tr: tr, store: n.remote[post.Rank]}
+		p := &part{from: n, view: n.store.view, post: post, tr: tr, store: n.remote[post.Rank]}
 		if p.store == nil {
 			n.w.fault("rank %d writes to rank %d, of which it has no descriptor", n.rank, post.Rank)
 			return

@@ -26,22 +26,23 @@ var toDoNames = [...]string{"begin", "receive", "take rows", "sum"}
 
 // node is a rank from its birth to its death. Owned by its World.
 type node struct {
-	w      *World
-	rank   int
-	id     proto.ID
-	cfg    proto.Layout
-	dead   bool
-	exec   *exec.Exec
-	group  *proto.Group
-	watch  *watch
-	store  *store
-	parked *store
-	remote []*store // of peers, by rank
-	cut    []bool   // the session with a rank has ended
-	totals [][proto.Kinds]uint64
-	read   map[*slot]int // records of a piece that were read
-	member []bool
-	failed bool // a view could not be activated
+	w       *World
+	rank    int
+	id      proto.ID
+	cfg     proto.Layout
+	dead    bool
+	exec    *exec.Exec
+	group   *proto.Group
+	watch   *watch
+	store   *store
+	parked  *store
+	remote  []*store // of peers, by rank
+	cut     []bool   // the session with a rank has ended
+	totals  [][proto.Kinds]uint64
+	read    map[*slot]int // records of a piece that were read
+	member  []bool
+	entered uint32 // the latest view that was active here: who gives one up before that is awaited by others until their time is over
+	failed  bool   // a view could not be activated
 
 	stage    toDo
 	stale    bool // a new view is needed
@@ -385,6 +386,11 @@ func (n *node) summed() bool {
 		n.stale = true
 		if !slices.Equal(partial.Missing, n.missing()) {
 			w.fault("rank %d: step %d: %v, but rank %v is missing", n.rank, step, partial, n.missing())
+		}
+		for _, rank := range partial.Missing {
+			if !w.suspect(rank) && w.nodes[rank].entered == n.store.view {
+				w.fault("rank %d: step %d: rank %d is missing, to which nothing has happened", n.rank, step, rank)
+			}
 		}
 		// Tokens that are not named have their whole sum, those that are have the sum without who is missing.
 		n.wrong(w.ref.CheckCombine(n.routing, step, n.rank, n.sum.Out.Data, n.outside, partial.Tokens.Has))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/hawser-project/hawser/moe/backend"
@@ -93,6 +94,7 @@ type World struct {
 	holes  [][2]*node // from, to
 	parts  []*part
 	frozen map[proto.ID]bool // whose next fence proves nothing
+	given  []*store          // what descriptors stand for
 
 	view    proto.View
 	due     []int  // ranks that are to come again
@@ -191,7 +193,7 @@ func (w *World) Run(stop func(done int) bool) (Report, error) {
 			break
 		}
 		if w.seen++; w.seen > w.limit() {
-			w.fault("it does not end")
+			w.fault("it does not end, %d views: %s", w.report.Views, w)
 		}
 		if w.report.Steps > told {
 			if told = w.report.Steps; stop != nil && stop(told) {
@@ -358,10 +360,16 @@ func (w *World) stuck() bool {
 		}
 		return true
 	}
-	for _, n := range w.nodes {
-		w.fault("nothing can happen any more: rank %d: %s", n.rank, n)
-	}
+	w.fault("nothing can happen any more: %s", w)
 	return true
+}
+
+func (w *World) String() string {
+	all := make([]string, len(w.nodes))
+	for i, n := range w.nodes {
+		all[i] = fmt.Sprintf("rank %d: %s", i, n)
+	}
+	return strings.Join(all, "; ")
 }
 
 func (w *World) deadline() (at proto.Time, ok bool) {
@@ -439,6 +447,13 @@ func (w *World) inject(f Fault) {
 	}
 }
 
+// suspect: a fault has struck this rank, or its connection. Where time passes anybody may be held missing who only waits for another.
+func (w *World) suspect(rank int) bool {
+	return slices.ContainsFunc(w.c.Faults, func(f Fault) bool {
+		return f.Rank == rank || f.Peer == rank && f.Kind != Kill || f.Kind == BlackHole
+	})
+}
+
 // kill ends a node. What it has under way lands, or does not; what goes there is lost.
 func (w *World) kill(n *node) {
 	n.dead = true
@@ -483,7 +498,7 @@ func (w *World) outdated() bool {
 		if n.dead {
 			continue
 		}
-		if n.group.Epoch() == w.view.Epoch && (n.stale || n.failed) {
+		if n.group.Epoch() == w.view.Epoch && (n.group.Active() && n.stale || n.failed) {
 			return true
 		}
 		settled = settled && n.group.Active() && n.group.Epoch() == w.view.Epoch && n.exec.Lane().Completed() >= w.last
