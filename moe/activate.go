@@ -17,6 +17,7 @@ type attempt struct {
 	view     View
 	served   Placement // without places at ranks that are no members
 	unserved []int
+	unfenced map[*hawser.Peer]bool // whose proof is sought, or is not to be had
 	result   Activated
 	err      error
 	done     chan struct{} // closed when result or err is set
@@ -43,13 +44,12 @@ func (e *ActivateError) Unwrap() error { return e.Err }
 // used again; that ends all that this engine exchanges with it.
 //
 // Each epoch is tried once: if ctx ends, or a member dies, the group is inactive (ErrInactive, an *ActivateError with the ranks that were
-// not ready), and so it becomes sooner or later for the others, as there is always one who has heard nothing of this rank. A higher
-// epoch goes on from there.
+// not ready), and a higher epoch is needed. A member for which the view had begun by then misses this rank in its first step.
 func (g *Group) Activate(ctx context.Context, v View) (Activated, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(g.ctx, func() { cancel(context.Cause(g.ctx)) })()
-	a := &attempt{ctx: ctx, view: v.clone(), done: make(chan struct{})}
+	a := &attempt{ctx: ctx, view: v.clone(), unfenced: map[*hawser.Peer]bool{}, done: make(chan struct{})}
 	if err := g.begin(a); err != nil {
 		return Activated{}, fmt.Errorf("activate view %d: %w", v.Epoch, err)
 	}

@@ -42,7 +42,7 @@ type Group struct {
 	attempt  *attempt              // change of view in progress
 	seats    []seat                // by rank
 	after    []func()              // what the core wanted and can be answered at once
-	unfenced map[*hawser.Peer]bool // who may yet write to what was set aside
+	keepers  map[*hawser.Peer]bool // who may yet write to what was set aside
 	aside    []*hawser.Region      // could not be freed yet
 	closed   bool
 	over     chan struct{} // closed when Close is through
@@ -84,7 +84,7 @@ func newGroup(ctx context.Context, e *hawser.Engine, b backend.Backend, r Rendez
 	}
 	g := &Group{
 		eng: e, cfg: c, layout: l, fence: e.Fence, kick: make(chan struct{}, 1), over: make(chan struct{}),
-		seats: make([]seat, l.MaxRanks), unfenced: map[*hawser.Peer]bool{}, leave: func() {}, deaf: func() {},
+		seats: make([]seat, l.MaxRanks), keepers: map[*hawser.Peer]bool{}, leave: func() {}, deaf: func() {},
 	}
 	g.ctx, g.cancel = context.WithCancelCause(context.Background())
 	first, err := g.join(ctx, r)

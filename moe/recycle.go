@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/moe/proto"
@@ -17,7 +18,7 @@ func (g *Group) Fence(m proto.Member) {
 		return
 	}
 	g.stats.Fences++
-	g.unfenced[p] = true // before the proof is sought, which may be told at any time
+	a.unfenced[p] = true // before the proof is sought, which may be told at any time
 	g.wg.Go(func() {
 		err := g.fence(a.ctx, p)
 		g.event(func() {
@@ -38,12 +39,15 @@ func (g *Group) Fence(m proto.Member) {
 
 // proven: memory that was set aside is free once everybody who may have written it is fenced.
 func (g *Group) proven(p *hawser.Peer) {
-	delete(g.unfenced, p)
+	if g.attempt != nil {
+		delete(g.attempt.unfenced, p)
+	}
+	delete(g.keepers, p)
 	g.unpark()
 }
 
 func (g *Group) unpark() {
-	if len(g.unfenced) == 0 && g.stats.Parked > 0 {
+	if len(g.keepers) == 0 && g.stats.Parked > 0 {
 		g.stats.Parked = 0
 		g.core.Unparked()
 	}
@@ -91,6 +95,7 @@ func (g *Group) setAside(m *memory) error {
 		return err
 	}
 	m.unfenced = false
+	maps.Copy(g.keepers, g.attempt.unfenced)
 	for _, r := range old {
 		g.stats.Parked += int64(r.Len())
 	}
