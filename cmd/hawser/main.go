@@ -13,6 +13,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/hawser-project/hawser/bench"
+	"github.com/hawser-project/hawser/moe/moetest"
 )
 
 // Exit codes.
@@ -37,7 +38,11 @@ type cli struct {
 		Plan    planCmd    `cmd:"" help:"Print which writes move a prompt between two layouts of a KV cache, or why none do."`
 	} `cmd:"" name:"kv" help:"Transfer of KV caches between prefillers and decoders."`
 	Weights weightsCmds `cmd:"" help:"Pushes of trained weights into the memory of inference engines."`
-	Bench   struct {
+	MoE     struct {
+		Bench moeBenchCmd `cmd:"" help:"Measure dispatch and combine between processes, beside others that exchange the same rows; or simulate many ranks."`
+		Rank  moeRankCmd  `cmd:"" hidden:""`
+	} `cmd:"" name:"moe" help:"Tokens to the experts of MoE layers, and back."`
+	Bench struct {
 		Imm     benchImmCmd     `cmd:"" help:"Writes of 8 bytes with an immediate: latency and rate."`
 		Write   benchWriteCmd   `cmd:"" help:"Single writes with an immediate each."`
 		Pages   benchPagesCmd   `cmd:"" help:"Paged writes, one immediate per page."`
@@ -82,7 +87,7 @@ func run(args []string, stdout, stderr *os.File) (code int) {
 		kong.Description("Moves bytes between the machines of LLM systems, point to point."),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: false}),
 		kong.Writers(stdout, stderr),
-		kong.Vars{"requests": fmt.Sprint(generatedRequests), "networks": bench.NetworkNames()},
+		kong.Vars{"requests": fmt.Sprint(generatedRequests), "networks": bench.NetworkNames(), "routings": moetest.DistNames()},
 		kong.Exit(func(code int) { panic(helpShown{code}) }),
 	)
 	if err != nil {
