@@ -104,8 +104,16 @@ func E5M2(f float32) uint8 {
 	return sign | uint8(math.Float32bits(math.Float32frombits(abs)+0x1p7)-math.Float32bits(0x1p7))
 }
 
-// FromE5M2 is exact: e5m2 is the upper half of f16.
-func FromE5M2(b uint8) float32 { return FromF16(uint16(b) << 8) }
+// FromE5M2 is exact.
+func FromE5M2(b uint8) float32 { return e5m2[b] }
+
+// e5m2 is the upper half of f16.
+var e5m2 = func() (t [256]float32) {
+	for i := range t {
+		t[i] = FromF16(uint16(i) << 8)
+	}
+	return t
+}()
 
 // CeilE8M0 is the least power of two that is f or more, as ue8m0: 2^(b-127). Negative numbers and zero give the least, 2^-127, what is
 // above 2^127 gives 2^127, infinity and NaN give 255, which is NaN.

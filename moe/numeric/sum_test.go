@@ -32,8 +32,8 @@ func TestWeigh(t *testing.T) {
 			for i := n - 1; i >= 0; i-- {
 				pair = append(pair, row[i*size:(i+1)*size]...)
 			}
-			for i, w := range sumWeights {
-				v := sumWeights[(i+1)%len(sumWeights)]
+			for i := 0; i < len(sumWeights); i += 2 {
+				w, v := sumWeights[i], sumWeights[i+1]
 				acc := bytes.Repeat([]byte{0xaa}, 4*n+8)
 				for i := range n {
 					binary.LittleEndian.PutUint32(acc[4*i:], math.Float32bits(float32(i%5)*0.3-0.5))

@@ -115,10 +115,7 @@ func (l *Lane) run(o op, n, size, unit int, f *backend.Flag, seq uint64) error {
 	l.doing.op = o
 	l.doing.step = (max(partBytes/max(size, 1), 1) + unit - 1) / unit * unit
 	parts := (n + l.doing.step - 1) / l.doing.step
-	if n*size < inlineBytes {
-		l.doing.step, parts = n, min(n, 1)
-	}
-	l.pool.run(&l.job, parts, l.scratch)
+	l.pool.run(&l.job, parts, n*size/inlineBytes, l.scratch)
 	if err := l.aborted.Load(); err != nil {
 		return *err
 	}
@@ -133,7 +130,7 @@ func (l *Lane) part(i int, s *scratch) {
 	lo := i * l.doing.step
 	switch hi := lo + l.doing.step; l.doing.op {
 	case opPack:
-		l.packTokens(lo, min(hi, l.plan.Tokens), s)
+		l.packTokens(lo, min(hi, l.plan.Tokens))
 	case opUnpack:
 		l.unpackRows(lo, hi)
 	case opPad:

@@ -444,7 +444,7 @@ func TestPoolStops(t *testing.T) {
 	j.done.L = &p.mu
 	ended := make(chan struct{})
 	go func() {
-		p.run(j, 1_000_000, newScratch())
+		p.run(j, 1_000_000, 3, newScratch())
 		close(ended)
 	}()
 	<-work.begun

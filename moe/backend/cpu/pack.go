@@ -12,10 +12,9 @@ import (
 
 // What a record says of its token, behind its scales: token u32, column u16, two bytes of zero, weight f32, four bytes of zero.
 const (
-	metaBytes   = 16
-	metaColumn  = 4
-	metaWeight  = 8
-	metaPadding = 6
+	metaBytes  = 16
+	metaColumn = 4
+	metaWeight = 8
 )
 
 // packing is the job of Pack.
@@ -123,7 +122,7 @@ func (l *Lane) record(rank int, slot uint32) []byte {
 // packTokens writes the records of tokens lo .. hi-1.
 //
 // hot: no allocation.
-func (l *Lane) packTokens(lo, hi int, _ *scratch) {
+func (l *Lane) packTokens(lo, hi int) {
 	p, k := &l.doing.pack, l.cfg.TopK
 	for token := lo; token < hi; token++ {
 		var first []byte

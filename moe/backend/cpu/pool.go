@@ -8,7 +8,7 @@ import (
 
 const (
 	partBytes   = 16 << 10 // of a part: what a core moves in one or two microseconds
-	inlineBytes = 64 << 10 // below, waking somebody costs more than it saves
+	inlineBytes = 64 << 10 // for each that is woken: for less it costs more than it saves
 	patience    = 4000     // looks at a job whose last parts others are doing, before sleeping: some microseconds
 )
 
@@ -98,16 +98,16 @@ func (p *pool) drop(j *job) {
 	}
 }
 
-// run does all parts of a job, unless its work is stopped, with whoever is idle.
+// run does all parts of a job, unless its work is stopped, with whoever is idle, but no more of them than most.
 //
 // hot: no allocation.
-func (p *pool) run(j *job, parts int, s *scratch) {
+func (p *pool) run(j *job, parts, most int, s *scratch) {
 	j.parts = parts
 	j.next.Store(0)
-	helpers := 0
-	if parts > 1 {
+	helpers := min(parts-1, most)
+	if helpers > 0 {
 		p.mu.Lock()
-		if helpers = min(p.idle, parts-1); helpers > 0 {
+		if helpers = min(p.idle, helpers); helpers > 0 {
 			p.jobs = append(p.jobs, j)
 		}
 		p.mu.Unlock()
@@ -116,7 +116,7 @@ func (p *pool) run(j *job, parts int, s *scratch) {
 		}
 	}
 	j.do(s)
-	if helpers == 0 {
+	if helpers <= 0 {
 		return
 	}
 	p.mu.Lock()

@@ -515,19 +515,24 @@ func (w *world) reduce(seq uint64) {
 			t.Fatal("flag Reduced")
 		}
 		typ, _ := number(w.shape.out)
-		for i := range in.N * w.hidden {
-			want, exact, bound, untouched := w.naiveSum(r, i/w.hidden, i%w.hidden, prior, &red)
-			got := out.Data[i*typ.Size():][:typ.Size()]
-			wantBytes := make([]byte, typ.Size())
-			numeric.Convert(wantBytes, typ, le.AppendUint32(nil, math.Float32bits(want)), numeric.TypeF32)
-			if untouched {
-				copy(wantBytes, prior[i*typ.Size():])
-			}
-			if !bytes.Equal(got, wantBytes) {
-				t.Fatalf("rank %d, token %d, column %d: %x, want %x", r, i/w.hidden, i%w.hidden, got, wantBytes)
-			}
-			if v := float64(numeric.At(got, typ, 0)); !w.special && !(typ == numeric.TypeF16 && math.Abs(exact) > 65000) && math.Abs(v-exact) > bound+halfUlp(typ, exact) {
-				t.Fatalf("rank %d, token %d, column %d: %v, exactly %v, off by more than %v", r, i/w.hidden, i%w.hidden, v, exact, bound)
+		for token := range in.N {
+			terms := w.terms(r, token)
+			for col := range w.hidden {
+				i := token*w.hidden + col
+				want, exact, bound := w.naiveSum(r, i, col, terms, prior, &red)
+				got := out.Data[i*typ.Size():][:typ.Size()]
+				wantBytes := make([]byte, typ.Size())
+				numeric.Convert(wantBytes, typ, le.AppendUint32(nil, math.Float32bits(want)), numeric.TypeF32)
+				if w.accumulate && len(terms)+len(red.Bias) == 0 {
+					copy(wantBytes, prior[i*typ.Size():]) // untouched
+				}
+				if !bytes.Equal(got, wantBytes) {
+					t.Fatalf("rank %d, token %d, column %d: %x, want %x", r, token, col, got, wantBytes)
+				}
+				v := float64(numeric.At(got, typ, 0))
+				if !w.special && !(typ == numeric.TypeF16 && math.Abs(exact) > 65000) && math.Abs(v-exact) > bound+halfUlp(typ, exact) {
+					t.Fatalf("rank %d, token %d, column %d: %v, exactly %v, off by more than %v", r, token, col, v, exact, bound)
+				}
 			}
 		}
 	}
@@ -535,54 +540,64 @@ func (w *world) reduce(seq uint64) {
 
 // halfUlp bounds what rounding to a type adds.
 func halfUlp(t numeric.Type, v float64) float64 {
-	least := map[numeric.Type]float64{numeric.TypeF32: 0x1p-150, numeric.TypeF16: 0x1p-25, numeric.TypeBF16: 0x1p-134}[t]
-	part := map[numeric.Type]float64{numeric.TypeF32: 0x1p-24, numeric.TypeF16: 0x1p-11, numeric.TypeBF16: 0x1p-8}[t]
+	least, part := 0x1p-150, 0x1p-24
+	switch t {
+	case numeric.TypeF16:
+		least, part = 0x1p-25, 0x1p-11
+	case numeric.TypeBF16:
+		least, part = 0x1p-134, 0x1p-8
+	}
 	return max(least, math.Abs(v)*part*(1+0x1p-10))
 }
 
-func (w *world) naiveSum(rank, token, col int, prior []byte, red *backend.Reduction) (sum float32, exact, bound float64, untouched bool) {
-	l := &w.cfg[rank]
-	in := &w.ins[rank]
+// term is a result that a token's sum has, and its weight.
+type term struct {
+	slot int
+	w    float32
+}
+
+func (w *world) terms(rank, token int) (terms []term) {
+	all, have, lacks := float32(0), float32(0), false
+	for j := range w.topK {
+		id := w.id(rank, token, j)
+		if id < 0 {
+			continue
+		}
+		x := numeric.At(w.ins[rank].Weights.Data, numeric.TypeF32, token*w.topK+j)
+		all += x
+		place := w.where(rank, token, int(id))
+		if len(w.gone) > 0 && w.gone[0]>>(place/w.cfg[0].Local)&1 != 0 {
+			lacks = true
+			continue
+		}
+		have += x
+		terms = append(terms, term{int(w.lanes[rank].plan.Slot[token*w.topK+j]), x})
+	}
+	if lacks && w.rescale && have != 0 {
+		for i := range terms {
+			terms[i].w *= float32(all / have)
+		}
+	}
+	return terms
+}
+
+// naiveSum is the sum of element i, in its declared order, and in float64, and how far these may be apart.
+func (w *world) naiveSum(rank, i, col int, terms []term, prior []byte, red *backend.Reduction) (sum float32, exact, bound float64) {
 	typ, _ := number(w.shape.out)
 	wire, _ := number(w.wire)
 	if red.Accumulate {
-		sum = numeric.At(prior, typ, token*w.hidden+col)
+		sum = numeric.At(prior, typ, i)
 		exact = float64(sum)
 	}
 	abs := math.Abs(exact)
-	untouched = red.Accumulate && len(red.Bias) == 0
-	all, have, lacks := float32(0), float32(0), false
-	gone := func(j int) bool {
-		place := w.where(rank, token, int(w.id(rank, token, j)))
-		return len(w.gone) > 0 && w.gone[0]>>(place/l.Local)&1 != 0
+	for _, x := range terms {
+		y := numeric.At(w.mem[rank].Results[x.slot*w.cfg[rank].Combine:], wire, col)
+		sum += float32(x.w * y)
+		exact += float64(x.w) * float64(y)
+		abs += math.Abs(float64(x.w) * float64(y))
 	}
-	weight := func(j int) float32 { return numeric.At(in.Weights.Data, numeric.TypeF32, token*w.topK+j) }
-	for j := range w.topK {
-		if w.id(rank, token, j) >= 0 {
-			all += weight(j)
-			if gone(j) {
-				lacks = true
-			} else {
-				have += weight(j)
-			}
-		}
-	}
-	for j := range w.topK {
-		if w.id(rank, token, j) < 0 || gone(j) {
-			continue
-		}
-		x := weight(j)
-		if lacks && red.Rescale && have != 0 {
-			x = float32(x * float32(all/have))
-		}
-		y := numeric.At(w.mem[rank].Results[int(w.lanes[rank].plan.Slot[token*w.topK+j])*l.Combine:], wire, col)
-		sum += float32(x * y)
-		exact += float64(x) * float64(y)
-		abs += math.Abs(float64(x) * float64(y))
-		untouched = false
-	}
-	for i := range red.Bias {
-		b := numeric.At(red.Bias[i].Data, typ, token*w.hidden+col)
+	for k := range red.Bias {
+		b := numeric.At(red.Bias[k].Data, typ, i)
 		sum += b
 		exact += float64(b)
 		abs += math.Abs(float64(b))
@@ -590,7 +605,7 @@ func (w *world) naiveSum(rank, token, col int, prior []byte, red *backend.Reduct
 	if sum != sum {
 		sum = math.Float32frombits(0x7fc00000)
 	}
-	return sum, exact, float64(w.topK+1+len(red.Bias)) * 0x1p-23 * abs, untouched
+	return sum, exact, float64(len(terms)+1+len(red.Bias)) * 0x1p-23 * abs // a product, a sum, of 2^-24 each
 }
 
 func (s shape) String() string {
@@ -642,7 +657,7 @@ func TestSteps(t *testing.T) {
 		"unchanged":  with(func(s *shape) { s.accumulate, s.topK = true, 1 }),
 		"gone":       with(func(s *shape) { s.gone = []uint64{0b101} }),
 		"rescaled":   with(func(s *shape) { s.gone, s.rescale, s.wire, s.out = []uint64{0b010}, true, backend.F32, backend.F32 }),
-		"wide":       with(func(s *shape) { s.hidden, s.topK, s.experts, s.tokens = 2500, 70, 90, 2 }),
+		"wide":       with(func(s *shape) { s.hidden, s.topK, s.experts, s.tokens = 1100, 70, 90, 1 }),
 		"replicas": with(func(s *shape) {
 			s.experts, s.tokens = 9, 40
 			s.place = backend.Placement{Of: []uint32{8, 0, 3, 7, 1, 2, 4, 5}, First: []uint32{0, 1, 4, 5, 8}}
