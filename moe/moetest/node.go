@@ -52,7 +52,7 @@ type node struct {
 	out      backend.Output
 	y        backend.Tensor
 	sum      backend.Reduction
-	seen     map[[3]int]int // streamed: how often rows of (source, token, expert) came
+	tally    *Tally // streamed
 }
 
 func (w *World) newNode(rank int) (*node, error) {
@@ -204,7 +204,7 @@ func (n *node) prepare(step uint64) {
 	}
 	fill(n.out.X.Data)
 	fill(n.y.Data)
-	n.seen = map[[3]int]int{}
+	n.tally = f.NewTally(n.routing, step, n.rank)
 }
 
 func putIDs(b []byte, ids []int32) {
@@ -244,7 +244,7 @@ func (n *node) take() bool {
 		if !n.exec.HalfFree() {
 			return false
 		}
-		n.checkChunk()
+		n.wrong(n.tally.Chunk(n.exec.Counts(), n.exec.Offsets(), n.out.X.Data))
 		n.compute()
 		if err := n.exec.CombineChunk(n.y); err != nil {
 			n.w.fault("rank %d: %v", n.rank, err)
@@ -253,9 +253,9 @@ func (n *node) take() bool {
 	case !n.exec.Received():
 		return false
 	case n.streamed:
-		n.checkChunks()
+		n.wrong(n.tally.Done(n.outside, n.missing()))
 	default:
-		n.checkRows()
+		n.wrong(n.w.ref.CheckDispatch(n.routing, n.exec.Lane().Step(), n.rank, n.exec.Counts(), n.exec.Offsets(), n.out.X.Data, n.outside, n.missing()))
 		n.compute()
 	}
 	if n.partial() {
@@ -305,69 +305,6 @@ func (n *node) wrong(x Wrong) {
 	if x.Bytes > 0 {
 		n.w.report.Wrong.note(x.Bytes, "%s", x.First)
 		n.w.fault("%d bytes differ: %s", x.Bytes, x.First)
-	}
-}
-
-// checkRows compares a step that was received whole. Rows of who is missing are there, if it went missing later, or are not.
-func (n *node) checkRows() {
-	missing := n.missing()
-	var first Wrong
-	for set := range 1 << len(missing) {
-		gone := func(rank int) bool {
-			i := slices.Index(missing, rank)
-			return n.outside(rank) || i >= 0 && set>>i&1 == 0
-		}
-		x := n.w.ref.CheckDispatch(n.routing, n.exec.Lane().Step(), n.rank, n.exec.Counts(), n.exec.Offsets(), n.out.X.Data, gone)
-		if x.Bytes == 0 {
-			return
-		}
-		if set == 0 {
-			first = x
-		}
-	}
-	n.wrong(first)
-}
-
-// checkChunk looks whether each row of a chunk is a row of the step, for its expert.
-func (n *node) checkChunk() {
-	f, size := n.w.ref, n.cfg.Hidden*size(n.w.c.In)
-	for local, count := range n.exec.Counts() {
-		e := n.rank*n.cfg.Local + local
-		for row := n.exec.Offsets()[local]; row < n.exec.Offsets()[local]+count; row++ {
-			got := n.out.X.Data[int(row)*size:][:size]
-			rank, token, ok := f.Identify(n.routing, n.exec.Lane().Step(), got)
-			if !ok {
-				n.wrong(Wrong{size, fmt.Sprintf("dispatch of step %d: rank %d: row %d of a chunk is %s, and no row of the step", n.exec.Lane().Step(), n.rank, row, f.Tell(f.get(got, 0)))})
-				return
-			}
-			n.seen[[3]int{rank, token, e}]++
-		}
-	}
-}
-
-// checkChunks looks whether each row came as often as it must: no more, and no less unless its source is missing.
-func (n *node) checkChunks() {
-	want := map[[3]int]int{}
-	for src := range n.cfg.MaxRanks {
-		ids, _ := n.routing.Row(src)
-		for i, e := range ids {
-			if e >= 0 && n.routing.RankOf(int(e)) == n.rank && n.member[src] {
-				want[[3]int{src, i / n.cfg.TopK, int(e)}]++
-			}
-		}
-	}
-	missing := n.missing()
-	for k, count := range n.seen {
-		if count > want[k] {
-			n.wrong(Wrong{n.cfg.Hidden, fmt.Sprintf("dispatch of step %d: rank %d: token %d of rank %d came %d times for expert %d, want %d",
-				n.exec.Lane().Step(), n.rank, k[1], k[0], count, k[2], want[k])})
-		}
-	}
-	for k, count := range want {
-		if n.seen[k] < count && !slices.Contains(missing, k[0]) {
-			n.wrong(Wrong{n.cfg.Hidden, fmt.Sprintf("dispatch of step %d: rank %d: token %d of rank %d came %d times for expert %d, want %d",
-				n.exec.Lane().Step(), n.rank, k[1], k[0], n.seen[k], k[2], count)})
-		}
 	}
 }
 

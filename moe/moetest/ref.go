@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/hawser-project/hawser/moe/backend"
 	"github.com/hawser-project/hawser/moe/numeric"
@@ -53,21 +54,29 @@ func (f *Ref) code(place uint32) float32 {
 
 // Tell says what a number stands for, if it is a payload.
 func (f *Ref) Tell(x float32) string {
+	place, world, ok := f.find(x)
+	if !ok {
+		return fmt.Sprint(x)
+	}
+	step := place / world
+	place %= world
+	h, t := place%uint64(f.Hidden), place/uint64(f.Hidden)
+	return fmt.Sprintf("%v: rank %d, token %d, element %d, of a step that is %d modulo %d", x, t/uint64(f.Tokens), t%uint64(f.Tokens), h, step, (1<<codeBits)/world)
+}
+
+// find is the way back from a payload to its place, modulo as many as there are codes; world is how many places a step has.
+func (f *Ref) find(x float32) (place, world uint64, ok bool) {
 	v := math.Float32bits(x)
 	c := v&0x7fff_ffff - 0x3f80_0000
-	world := uint64(f.Ranks) * uint64(f.Tokens) * uint64(f.Hidden)
+	world = uint64(f.Ranks) * uint64(f.Tokens) * uint64(f.Hidden)
 	if c > 0xff_ffff || f.In != backend.F32 || world > 1<<codeBits {
-		return fmt.Sprint(x)
+		return 0, world, false
 	}
 	inverse := uint32(1)
 	for range 5 { // Newton: each turn doubles the bits that are right
 		inverse *= 2 - spread*inverse
 	}
-	place := uint64((c | v>>31<<24) * inverse & (1<<codeBits - 1))
-	step := place / world
-	place %= world
-	h, t := place%uint64(f.Hidden), place/uint64(f.Hidden)
-	return fmt.Sprintf("%v: rank %d, token %d, element %d, of a step that is %d modulo %d", x, t/uint64(f.Tokens), t%uint64(f.Tokens), h, step, (1<<codeBits)/world)
+	return uint64((c | v>>31<<24) * inverse & (1<<codeBits - 1)), world, true
 }
 
 // Expert is what expert e makes of a number.
@@ -202,8 +211,24 @@ func (f *Ref) offsets(counts []uint32) []uint32 {
 }
 
 // CheckDispatch compares what a rank received with what it must have: counts, offsets, and each byte of each row, by expert, source,
-// token and column.
-func (f *Ref) CheckDispatch(r *Routing, step uint64, rank int, counts, offsets []uint32, x []byte, gone Gone) (w Wrong) {
+// token and column. outside: these are no members. Rows of who is missing are there, if it went missing after they came, or are not.
+func (f *Ref) CheckDispatch(r *Routing, step uint64, rank int, counts, offsets []uint32, x []byte, outside Gone, missing []int) (first Wrong) {
+	for set := range 1 << len(missing) {
+		w := f.checkRows(r, step, rank, counts, offsets, x, func(src int) bool {
+			i := slices.Index(missing, src)
+			return outside.has(src) || i >= 0 && set>>i&1 == 0
+		})
+		if w.Bytes == 0 {
+			return w
+		}
+		if set == 0 {
+			first = w
+		}
+	}
+	return first
+}
+
+func (f *Ref) checkRows(r *Routing, step uint64, rank int, counts, offsets []uint32, x []byte, gone Gone) (w Wrong) {
 	wantCounts, wantOffsets := f.Received(r, rank, gone)
 	for i, n := range wantCounts {
 		if counts[i] != n || offsets[i] != wantOffsets[i] {
@@ -340,20 +365,6 @@ func (f *Ref) sum(r *Routing, step uint64, rank, token int, gone Gone) {
 			acc[h] += f.stored(f.payload(^step^1<<40, rank, token, h), f.Out)
 		}
 	}
-}
-
-// Identify says which token a row of a step is of.
-func (f *Ref) Identify(r *Routing, step uint64, row []byte) (rank, token int, ok bool) {
-	f.grow()
-	want := f.row[:f.Hidden*size(f.In)]
-	for rank := range f.Ranks {
-		for token := range r.N[rank] {
-			if f.putRow(want, step, rank, token); string(want) == string(row) {
-				return rank, token, true
-			}
-		}
-	}
-	return 0, 0, false
 }
 
 func putWeights(b []byte, weights []float32) {

@@ -102,7 +102,7 @@ func TestRef(t *testing.T) {
 			}
 			for rank := range s.Ranks {
 				_, offsets := f.Received(r, rank, nil)
-				check := func() Wrong { return f.CheckDispatch(r, step, rank, counts[rank], offsets, rows[rank], nil) }
+				check := func() Wrong { return f.CheckDispatch(r, step, rank, counts[rank], offsets, rows[rank], nil, nil) }
 				if w := check(); w.Bytes > 0 {
 					t.Fatalf("%+v: %s", s, w.First)
 				}
