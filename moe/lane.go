@@ -256,3 +256,10 @@ func reason(c proto.Code) error {
 		return ErrCanceled
 	}
 }
+
+// Next is the number of the step that DispatchSend begins next. It is for who makes the lane's calls, between steps.
+func (l *Lane) Next() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.proto().Step() + 1
+}

@@ -61,6 +61,10 @@ type cli struct {
 		Drive   driveCmd        `cmd:"" hidden:""`
 		Crowd   crowdCmd        `cmd:"" hidden:""`
 	} `cmd:"" help:"Speed between processes on one host or two, against a yardstick in the same run."`
+	MoE struct {
+		Check   moeCheckCmd   `cmd:"" help:"Do steps of MoE layers between processes, and compare every byte with what it must be."`
+		Checker moeCheckerCmd `cmd:"" hidden:""`
+	} `cmd:"" name:"moe" help:"Tokens to the experts of MoE layers, and back."`
 	Doctor  doctorCmd  `cmd:"" help:"Look for what keeps this machine from being fast, or from using a network, and say what to do."`
 	Topo    topoCmd    `cmd:"" help:"List the networks that can be used here, and why others cannot."`
 	Version versionCmd `cmd:"" help:"Print the version."`

@@ -202,8 +202,8 @@ func (n *node) prepare(step uint64) {
 	for _, t := range []*backend.Tensor{&n.in.X, &n.in.IDs, &n.in.Weights} {
 		t.Shape[1] = tokens
 	}
-	fill(n.out.X.Data)
-	fill(n.y.Data)
+	Poison(n.out.X.Data)
+	Poison(n.y.Data)
 	n.tally = f.NewTally(n.routing, step, n.rank)
 }
 

@@ -47,7 +47,8 @@ const (
 // poison is a signalling NaN of float32, and of both halves of bfloat16 pairs.
 var poison = [4]byte{0xa7, 0x7f, 0xa7, 0x7f}
 
-func fill(b []byte) {
+// Poison fills memory with signalling NaN: what is read of it can be no result.
+func Poison(b []byte) {
 	for i := range b {
 		b[i] = poison[i%4]
 	}
@@ -74,7 +75,7 @@ func (s *store) recycle(view uint32) {
 	s.heads, s.grants, s.cancels = make([]slot, ranks), make([]slot, ranks*proto.Window), make([]slot, ranks)
 	s.chunks, s.results = make([]slot, s.n.cfg.PoolChunks), make([]slot, s.n.cfg.Records())
 	for _, a := range []exec.Area{exec.Blocks, exec.Pool, exec.Results} {
-		fill(s.areas[a])
+		Poison(s.areas[a])
 	}
 }
 
@@ -144,7 +145,7 @@ func (s *store) counted(p *part) {
 // take ends the use of a slot, whose memory nobody may read any more.
 func (s *store) take(t *slot, memory []byte) {
 	*t = slot{}
-	fill(memory)
+	Poison(memory)
 }
 
 // locate says where a slice of an area lies.

@@ -97,7 +97,7 @@ func (b *watch) taken(r *backend.Run) {
 		return
 	}
 	n, c := b.n, &b.n.cfg
-	fill(r.From)
+	Poison(r.From)
 	records := int(t.part.post.Len) / c.Dispatch
 	if area == exec.Blocks {
 		records = (int(t.part.post.Len) - c.HeadBytes) / c.Dispatch

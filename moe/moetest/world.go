@@ -42,6 +42,8 @@ const (
 	ImmediatesLast              // immediates are counted only when no fragment can land
 	Eager                       // ranks go on as early as they may: fragments land only when no rank can do anything
 	styles
+
+	Styles = uint64(styles) // how many there are
 )
 
 // FaultKind is what goes wrong.
@@ -60,6 +62,11 @@ const (
 )
 
 var faultNames = [faultKinds]string{"kill", "sever", "rail", "hole", "unfenced", "frozen", "cancel"}
+
+// FaultKinds are all of them.
+func FaultKinds() []FaultKind {
+	return []FaultKind{Kill, Sever, RailDeath, BlackHole, Unfenced, Frozen, Cancel}
+}
 
 func (k FaultKind) String() string { return faultNames[k] }
 
@@ -450,7 +457,7 @@ func (w *World) inject(f Fault) {
 // suspect: a fault has struck this rank, or its connection. Where time passes anybody may be held missing who only waits for another.
 func (w *World) suspect(rank int) bool {
 	return slices.ContainsFunc(w.c.Faults, func(f Fault) bool {
-		return f.Rank == rank || f.Peer == rank && f.Kind != Kill || f.Kind == BlackHole
+		return f.Rank == rank || f.Peer == rank && f.Kind != Kill || w.now > 0
 	})
 }
 
