@@ -39,16 +39,16 @@ func (g *Group) Send(to proto.Member, epoch uint32, round int, message []byte) {
 		return
 	}
 	g.wg.Go(func() {
-		if err := tr.Wait(g.ctx); err != nil {
+		if err := tr.Wait(g.ctx); err != nil && g.ctx.Err() == nil {
 			g.event(func() { g.unsent(to, epoch, round) })
 		}
 	})
 }
 
-// unsent: a message may not have arrived. It is sent again when there is a session.
+// unsent: a message may not have arrived. It is sent again when the member was reached, after a while.
 func (g *Group) unsent(to proto.Member, epoch uint32, round int) {
 	g.core.Unsent(to, epoch, round)
-	g.again(to)
+	g.reach(to)
 }
 
 // again says what is to be said again, as soon as the member is reached.
@@ -60,10 +60,11 @@ func (g *Group) again(m proto.Member) {
 	}
 }
 
-// reach connects to a member, while a view changes: after that, who has not heard something connects.
+// reach connects to a member, while a view changes: after that, a member that has not heard everything connects.
 func (g *Group) reach(m proto.Member) {
 	s := &g.seats[m.Rank]
-	if g.attempt == nil || s.id != m.ID || s.dialing || s.lost != nil || g.ctx.Err() != nil {
+	up := s.peer != nil && s.peer.Up()
+	if g.attempt == nil && !up || s.id != m.ID || s.dialing || s.lost != nil || g.ctx.Err() != nil {
 		return
 	}
 	s.dialing = true
