@@ -39,8 +39,10 @@ type cli struct {
 	} `cmd:"" name:"kv" help:"Transfer of KV caches between prefillers and decoders."`
 	Weights weightsCmds `cmd:"" help:"Pushes of trained weights into the memory of inference engines."`
 	MoE     struct {
-		Bench moeBenchCmd `cmd:"" help:"Measure dispatch and combine between processes, beside others that exchange the same rows; or simulate many ranks."`
-		Rank  moeRankCmd  `cmd:"" hidden:""`
+		Check   moeCheckCmd   `cmd:"" help:"Do steps of MoE layers between processes, and compare every byte with what it must be."`
+		Bench   moeBenchCmd   `cmd:"" help:"Measure dispatch and combine between processes, beside others that exchange the same rows; or simulate many ranks."`
+		Checker moeCheckerCmd `cmd:"" hidden:""`
+		Rank    moeRankCmd    `cmd:"" hidden:""`
 	} `cmd:"" name:"moe" help:"Tokens to the experts of MoE layers, and back."`
 	Bench struct {
 		Imm     benchImmCmd     `cmd:"" help:"Writes of 8 bytes with an immediate: latency and rate."`
@@ -61,10 +63,6 @@ type cli struct {
 		Drive   driveCmd        `cmd:"" hidden:""`
 		Crowd   crowdCmd        `cmd:"" hidden:""`
 	} `cmd:"" help:"Speed between processes on one host or two, against a yardstick in the same run."`
-	MoE struct {
-		Check   moeCheckCmd   `cmd:"" help:"Do steps of MoE layers between processes, and compare every byte with what it must be."`
-		Checker moeCheckerCmd `cmd:"" hidden:""`
-	} `cmd:"" name:"moe" help:"Tokens to the experts of MoE layers, and back."`
 	Doctor  doctorCmd  `cmd:"" help:"Look for what keeps this machine from being fast, or from using a network, and say what to do."`
 	Topo    topoCmd    `cmd:"" help:"List the networks that can be used here, and why others cannot."`
 	Version versionCmd `cmd:"" help:"Print the version."`
