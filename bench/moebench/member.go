@@ -118,7 +118,10 @@ func (m *member) do(ctx context.Context, msg proc.Message) (a answer, err error)
 	}
 }
 
+// start opens the engine. A rank has its share of the processors, as those of the peers do: with more threads than that, each wake of one
+// takes the processor from another rank, and a step of 1 KiB for each pair takes ten times as long (two ranks, two cores).
 func (m *member) start(ctx context.Context) (a answer, err error) {
+	runtime.GOMAXPROCS(max(1, runtime.NumCPU()/m.Shape.Ranks))
 	p, err := bench.Provider(m.Provider)
 	if err != nil {
 		return a, err
@@ -164,7 +167,7 @@ func (m *member) join(ctx context.Context, addrs []string) error {
 	}
 	l := loadOf(r, 0)
 	c.Rank, c.MaxRecv = m.Rank, max(l.most(), 1)
-	procs, err := cpu.New(max(1, runtime.GOMAXPROCS(0)/s.Ranks))
+	procs, err := cpu.New(0)
 	if err != nil {
 		return err
 	}
