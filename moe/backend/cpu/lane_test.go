@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -370,6 +371,19 @@ func TestMoves(t *testing.T) {
 	}
 }
 
+// Where all weight is missing, what is left is not divided by it.
+func TestRescaleByNothing(t *testing.T) {
+	s := small
+	s.gone, s.rescale = []uint64{2}, true
+	w := newWorld(t, s, 2)
+	defer w.close()
+	ids, weights := w.ins[0].IDs.Data, w.ins[0].Weights.Data
+	le.PutUint32(ids, 4) // of rank 1
+	le.PutUint32(ids[4:], 0)
+	le.PutUint32(weights[4:], 0)
+	w.step(1)
+}
+
 // Abort ends a call that is under way, and all that follow, with its cause, until Rebase.
 func TestAbort(t *testing.T) {
 	s := dsv3(1, 64)
@@ -455,6 +469,90 @@ func TestPoolStops(t *testing.T) {
 	}
 	if n := j.next.Load(); n > 100 {
 		t.Fatalf("%d parts were begun", n)
+	}
+}
+
+// slow is work of two parts: the one that a worker takes ends long after the caller's.
+type slow struct {
+	caller *scratch
+	first  chan struct{} // the worker has begun
+	done   atomic.Bool
+}
+
+func (w *slow) part(_ int, s *scratch) {
+	if s == w.caller {
+		<-w.first
+		return
+	}
+	close(w.first)
+	for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end); runtime.Gosched() {
+	}
+	w.done.Store(true)
+}
+
+func (w *slow) stopped() bool { return false }
+
+// A call does not return, nor Close, while a worker is in a part of it.
+func TestPoolWaits(t *testing.T) {
+	for _, closing := range []bool{false, true} {
+		var p pool
+		p.start(1)
+		for idle := 0; idle == 0; runtime.Gosched() {
+			p.mu.Lock()
+			idle = p.idle
+			p.mu.Unlock()
+		}
+		work := &slow{caller: newScratch(), first: make(chan struct{})}
+		j := &job{work: work}
+		j.done.L = &p.mu
+		ended := make(chan struct{})
+		go func() {
+			p.run(j, 2, 1, work.caller)
+			close(ended)
+		}()
+		<-work.first
+		if closing {
+			p.close()
+		} else {
+			<-ended
+		}
+		if !work.done.Load() {
+			t.Fatalf("closing %v: returned before a worker", closing)
+		}
+		<-ended
+		p.close()
+	}
+}
+
+// Every byte of a record is written, padding too: it does not carry what was there before.
+func TestRecordsAreWhole(t *testing.T) {
+	s := small
+	s.hidden, s.scale, s.in = 41, backend.UE8M0x32, backend.E4M3
+	var before [][]byte
+	for _, fill := range []byte{0, 0xff} {
+		w := newWorld(t, s, 8)
+		for r := range w.mem {
+			for _, b := range [][]byte{w.mem[r].Send, w.mem[r].Results, w.mem[r].Y} {
+				for i := range b {
+					b[i] = fill
+				}
+			}
+		}
+		w.send(1, false)
+		w.receive(1, false)
+		w.answer(1, backend.F32)
+		var after [][]byte
+		for r := range w.mem {
+			n, l := len(w.lanes[r].plan.Token), &w.cfg[r]
+			after = append(after, w.mem[r].Send[:l.MaxRanks*l.HeadBytes+n*l.Dispatch], w.mem[r].Results[:n*l.Combine])
+		}
+		w.close()
+		for i := range before {
+			if !bytes.Equal(before[i], after[i]) {
+				t.Fatalf("region %d depends on what was there", i)
+			}
+		}
+		before = after
 	}
 }
 

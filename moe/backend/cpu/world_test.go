@@ -654,7 +654,7 @@ func TestSteps(t *testing.T) {
 		}),
 		"NaN bf16":   with(func(s *shape) { s.special, s.accumulate, s.bias = true, true, 1 }),
 		"accumulate": with(func(s *shape) { s.accumulate, s.bias = true, 2 }),
-		"unchanged":  with(func(s *shape) { s.accumulate, s.topK = true, 1 }),
+		"unchanged":  with(func(s *shape) { s.accumulate, s.topK, s.special = true, 1, true }),
 		"gone":       with(func(s *shape) { s.gone = []uint64{0b101} }),
 		"rescaled":   with(func(s *shape) { s.gone, s.rescale, s.wire, s.out = []uint64{0b010}, true, backend.F32, backend.F32 }),
 		"wide":       with(func(s *shape) { s.hidden, s.topK, s.experts, s.tokens = 1100, 70, 90, 1 }),
