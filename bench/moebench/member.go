@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"time"
 
@@ -28,8 +29,7 @@ type setup struct {
 
 // order is everything that it is asked afterwards.
 type order struct {
-	Addrs []string // join: of all ranks
-	Kind  string   // run
+	Kind  string // run
 	Warm  int
 	Steps int
 }
@@ -44,7 +44,6 @@ const (
 
 // answer is what it answers.
 type answer struct {
-	Addr     string
 	Dispatch []float64 // microseconds of each step
 	Combine  []float64
 	CPU      float64 // seconds
@@ -56,14 +55,14 @@ type answer struct {
 const (
 	joinLimit  = time.Minute
 	closeLimit = 20 * time.Second
-	immBarrier = 1 // of the engine's, which the group's have nothing to do with
+	silence    = 10 * time.Second // after which a rank counts as dead: others may keep this machine busy
 )
 
 // member is a rank. Owned by the goroutine of Serve.
 type member struct {
 	setup
 	eng   *hawser.Engine
-	all   *hawser.Group // the others
+	gate  *gate
 	b     *switched
 	group *moe.Group
 	lane  *moe.Lane
@@ -99,15 +98,13 @@ func (m *member) do(ctx context.Context, msg proc.Message) (a answer, err error)
 		if err := msg.Decode(&m.setup); err != nil {
 			return a, err
 		}
-		return m.start(ctx)
+		return a, m.start(ctx)
 	}
 	var o order
 	if err := msg.Decode(&o); err != nil {
 		return a, err
 	}
 	switch msg.Kind {
-	case "join":
-		return a, m.join(ctx, o.Addrs)
 	case "run":
 		return m.run(ctx, o)
 	case "verify":
@@ -118,41 +115,27 @@ func (m *member) do(ctx context.Context, msg proc.Message) (a answer, err error)
 	}
 }
 
-// start opens the engine. A rank has its share of the processors, as those of the peers do: with more threads than that, each wake of one
-// takes the processor from another rank, and a step of 1 KiB for each pair takes ten times as long (two ranks, two cores).
-func (m *member) start(ctx context.Context) (a answer, err error) {
-	runtime.GOMAXPROCS(max(1, runtime.NumCPU()/m.Shape.Ranks))
+// start opens the engine, makes the group, and does the first step. A rank has its share of the processors, as those of the peers do: with more
+// threads than that, each wake of one takes the processor from another rank, and a step of 1 KiB for each pair takes ten times as long (two
+// ranks, two cores).
+func (m *member) start(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, joinLimit)
+	defer cancel()
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(max(1, runtime.NumCPU()/m.Shape.Ranks))
+	}
 	p, err := bench.Provider(m.Provider)
 	if err != nil {
-		return a, err
+		return err
+	}
+	if m.gate, err = openGate(m.Shape.Ranks); err != nil {
+		return err
 	}
 	m.eng, err = hawser.Open(ctx, hawser.Options{
 		Name: fmt.Sprint("rank-", m.Rank), Providers: []provider.Provider{p}, Require: m.Provider, Rails: []hawser.Rail{{Provider: m.Provider}},
+		PeerTimeout: silence,
 	})
 	if err != nil {
-		return a, err
-	}
-	a.Addr = m.eng.Addr()
-	return a, nil
-}
-
-// join makes the group, and does the first steps.
-func (m *member) join(ctx context.Context, addrs []string) error {
-	ctx, cancel := context.WithTimeout(ctx, joinLimit)
-	defer cancel()
-	var peers []*hawser.Peer
-	for i, addr := range addrs {
-		if i == m.Rank {
-			continue
-		}
-		p, err := m.eng.Connect(ctx, addr)
-		if err != nil {
-			return err
-		}
-		peers = append(peers, p)
-	}
-	var err error
-	if m.all, err = m.eng.NewGroup(peers); err != nil {
 		return err
 	}
 	s := m.Shape
@@ -186,7 +169,7 @@ func (m *member) join(ctx context.Context, addrs []string) error {
 
 // step does one, from the release of the barrier on.
 func (m *member) step(ctx context.Context) (dispatch, combine time.Duration, err error) {
-	if err := m.eng.Barrier(ctx, m.all, immBarrier); err != nil {
+	if err := m.gate.pass(ctx); err != nil {
 		return 0, 0, err
 	}
 	w := m.work
@@ -250,7 +233,7 @@ func (m *member) run(ctx context.Context, o order) (a answer, err error) {
 // after has something done when all ranks are there.
 func (m *member) after(do func() (d, c time.Duration, err error)) func(context.Context) (d, c time.Duration, err error) {
 	return func(ctx context.Context) (d, c time.Duration, err error) {
-		if err := m.eng.Barrier(ctx, m.all, immBarrier); err != nil {
+		if err := m.gate.pass(ctx); err != nil {
 			return 0, 0, err
 		}
 		return do()
@@ -285,6 +268,9 @@ func (m *member) close() error {
 	}
 	if m.b != nil {
 		errs = append(errs, m.b.Close())
+	}
+	if m.gate != nil {
+		errs = append(errs, m.gate.close())
 	}
 	return errors.Join(errs...)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/hawser-project/hawser/bench"
 	"github.com/hawser-project/hawser/bench/versus"
 	"github.com/hawser-project/hawser/internal/proc"
+	"github.com/hawser-project/hawser/mem"
 	"github.com/hawser-project/hawser/moe"
 	"github.com/hawser-project/hawser/moe/moetest"
 )
@@ -37,6 +38,7 @@ type Config struct {
 type world struct {
 	c     *Config
 	dir   string
+	gate  *mem.Span
 	ranks []*proc.Child
 	peers []*rival
 	load  load
@@ -115,8 +117,15 @@ func (w *world) open(ctx context.Context, routing *moetest.Routing) (*moe.SizeRe
 		return nil, err
 	}
 	c.Tell("starting the ranks")
+	var door *os.File
+	if w.gate, door, err = newGate(); err != nil {
+		return nil, err
+	}
+	defer door.Close()
+	child := c.Child
+	child.Files = []*os.File{door}
 	for rank := range c.Shape.Ranks {
-		child, err := proc.Start(c.Child)
+		child, err := proc.Start(child)
 		if err != nil {
 			return nil, err
 		}
@@ -125,15 +134,7 @@ func (w *world) open(ctx context.Context, routing *moetest.Routing) (*moe.SizeRe
 			return nil, err
 		}
 	}
-	there, err := w.gather(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var o order
-	for _, a := range there {
-		o.Addrs = append(o.Addrs, a.Addr)
-	}
-	if _, err := w.ask(ctx, "join", o); err != nil {
+	if _, err := w.gather(ctx); err != nil {
 		return nil, err
 	}
 	transport := c.Provider
@@ -314,6 +315,9 @@ func (w *world) close() error {
 	}
 	for _, c := range w.ranks {
 		errs = append(errs, c.Stop(closeLimit))
+	}
+	if w.gate != nil {
+		errs = append(errs, w.gate.Free())
 	}
 	if w.dir != "" {
 		errs = append(errs, os.RemoveAll(w.dir))
