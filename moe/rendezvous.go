@@ -57,8 +57,9 @@ func (r *Local) Join(ctx context.Context, c Card) (Invitation, error) {
 			return inv, nil
 		}
 		if err := r.wait(ctx); err != nil {
+			state := r.desk.state(r.Ranks)
 			r.desk.leave(c.Member)
-			return Invitation{}, fmt.Errorf("join as rank %d: %s: %w", c.Rank, r.desk.state(r.Ranks), err)
+			return Invitation{}, fmt.Errorf("join as rank %d: %s: %w", c.Rank, state, err)
 		}
 	}
 }
