@@ -44,8 +44,13 @@ func newBackend(t testing.TB) backend.Backend {
 // newTeam makes a group of all ranks.
 func newTeam(t testing.TB, network string, c Config, spare int) *team {
 	t.Helper()
+	return teamOf(t, engines(t, network, c.MaxRanks+spare), c)
+}
+
+func teamOf(t testing.TB, engines []*hawser.Engine, c Config) *team {
+	t.Helper()
 	x := &team{
-		TB: t, engines: engines(t, network, c.MaxRanks+spare), backend: newBackend(t), cfg: c, desk: &Local{Ranks: c.MaxRanks},
+		TB: t, engines: engines, backend: newBackend(t), cfg: c, desk: &Local{Ranks: c.MaxRanks},
 		ranks: make([]*rank, c.MaxRanks), rng: rand.New(rand.NewPCG(1, 2)),
 	}
 	var wg sync.WaitGroup
