@@ -91,9 +91,10 @@ weightmutate:
 weightmodel:
 	$(TESTSUM) -name weightmodel -- -run '^(TestProtocolModel|TestProtocolRandom)$$' -count=1 -timeout=0 ./weights/proto -weights.states=$(WEIGHTSTATES) -weights.runs=$(SIMRUNS)
 
-# The protocol of dispatch and combine (moe/proto) without one guard after the other: the search of its states must notice each time.
+# The protocol of dispatch and combine (moe/proto) without one guard after the other: the search of its states must notice each time, and
+# so must the fabric that watches memory (moe/moetest).
 moemutate:
-	$(TESTSUM) -name moemutate -- -tags moemutate -run '^TestMutations$$' -count=1 -timeout=10m ./moe/proto
+	$(TESTSUM) -name moemutate -- -tags moemutate -run '^TestMutations$$' -count=1 -timeout=10m ./moe/proto ./moe/moetest
 
 # The protocol of kv in the model checker spin (kv/model): every state of two attempts, and that each guard is needed. MODELMINUTES:
 # also as long for each of the models that are too large to be searched whole.
@@ -148,6 +149,8 @@ nightly: build lint test race invariants processes soak
 	$(MAKE) weightmodel SIMRUNS=200000
 	$(MAKE) moemutate
 	$(GO) test ./moe/proto -count=1 -timeout=0 -moe.states 1000000 -moe.walks 5000
+	$(GO) test ./moe/moetest -count=1 -timeout=0 -moetest.all
+	$(GO) test ./cmd/hawser -run '^TestMoeKilled$$' -count=1 -timeout=0 -moe.strikes 20
 	$(GO) test ./weights/weightsim -run TestPaperScale -count=1 -timeout=0 -full
 	$(MAKE) model MODELMINUTES=5
 	$(MAKE) fuzz FUZZTIME=5m

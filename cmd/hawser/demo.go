@@ -12,6 +12,7 @@ import (
 
 type demoCmd struct {
 	Requests int       `default:"32" help:"Requests per network, at least 16 (default: ${default})."`
+	Steps    int       `default:"10000" help:"Steps of an MoE layer (default: ${default})."`
 	Provider []network `default:"shm,tcp" placeholder:"NAME" help:"Networks: ${networks} (default: ${default})."`
 }
 
@@ -20,6 +21,7 @@ type demoResult struct {
 	Seconds float64           `json:"seconds"`
 	Replays []*replayReport   `json:"replays"`
 	Weights *weightsActResult `json:"weights"`
+	MoE     *moeCheckReport   `json:"moe"`
 }
 
 // demoPool holds every prompt that the generator makes, and is made in a moment.
@@ -67,6 +69,9 @@ func (c *demoCmd) Run(ctx context.Context, u *ui) error {
 	if d.Weights, err = c.act(ctx, u); err != nil {
 		faults = append(faults, err)
 	}
+	if d.MoE, err = c.moeAct(ctx, u); err != nil {
+		faults = append(faults, err)
+	}
 	d.Seconds, d.OK = time.Since(began).Seconds(), len(faults) == 0
 	if d.OK {
 		u.printf("demo: %s in %.0f s\n", d.summary(), d.Seconds)
@@ -83,6 +88,6 @@ func (d *demoResult) summary() string {
 		bytes += r.Bytes
 		networks = append(networks, r.Provider)
 	}
-	return fmt.Sprintf("ok: %d requests verified, %d cancelled, %.1f GB moved over %s, 0 bytes wrong, 0 pages lost; %d versions of weights pushed",
-		verified, cancelled, float64(bytes)/1e9, strings.Join(networks, " and "), len(d.Weights.Pushes))
+	return fmt.Sprintf("ok: %d requests verified, %d cancelled, %.1f GB moved over %s, 0 bytes wrong, 0 pages lost; %d versions of weights pushed; %d steps of an MoE layer verified",
+		verified, cancelled, float64(bytes)/1e9, strings.Join(networks, " and "), len(d.Weights.Pushes), d.MoE.Verified)
 }

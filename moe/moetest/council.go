@@ -12,8 +12,18 @@ type council node
 
 func (c *council) later(f func()) {
 	n, epoch := (*node)(c), c.group.Epoch()
+	c.anyTime(func() {
+		if n.group.Epoch() == epoch {
+			f()
+		}
+	})
+}
+
+// anyTime is the same, whatever view is tried by then.
+func (c *council) anyTime(f func()) {
+	n := (*node)(c)
 	c.w.add(event{kind: call, node: n, f: func() {
-		if !n.dead && n.group.Epoch() == epoch {
+		if !n.dead {
 			f()
 			n.exec.Run()
 			n.after()
@@ -45,19 +55,19 @@ func (c *council) Send(to proto.Member, epoch uint32, round int, message []byte)
 	}
 	switch c.w.rng.IntN(8) {
 	case 0:
-		c.later(func() {
+		c.anyTime(func() {
 			n.group.Unsent(to, epoch, round)
-			c.later(func() {
+			c.anyTime(func() {
 				if c.who(to) != nil {
 					n.group.Again(to.Rank)
 				}
 			})
 		})
 	case 1:
-		c.later(deliver)
-		c.later(deliver)
+		c.anyTime(deliver)
+		c.anyTime(deliver)
 	default:
-		c.later(deliver)
+		c.anyTime(deliver)
 	}
 }
 
@@ -121,7 +131,7 @@ func (c *council) Import(m proto.Member, descriptors []byte) {
 // Active implements proto.GroupOut.
 func (c *council) Active(a proto.Activated) error {
 	clear(c.cut)
-	c.stale, c.failed, c.entered = false, false, a.Epoch
+	c.stale, c.refused, c.failed, c.entered = false, false, false, a.Epoch
 	c.w.last = max(c.w.last, a.Next[0])
 	return nil
 }

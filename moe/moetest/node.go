@@ -46,6 +46,7 @@ type node struct {
 
 	stage    toDo
 	stale    bool // a new view is needed
+	refused  bool // and a step was refused for that
 	streamed bool
 	routing  *Routing
 	in       backend.Input
@@ -135,6 +136,9 @@ func (n *node) act() bool {
 	}
 	switch n.stage {
 	case toBegin:
+		if n.stale && !n.refused && len(n.watch.tasks) == 0 && n.begin() { // it will not
+			return true
+		}
 		return n.change() || n.begin()
 	case toReceive:
 		n.receive()
@@ -170,7 +174,7 @@ func (n *node) change() bool {
 // begin begins the next step, if there is one.
 func (n *node) begin() bool {
 	lane := n.exec.Lane()
-	if !n.group.Active() || n.stale || lane.Step() >= n.w.last {
+	if !n.group.Active() || n.stale && n.refused || lane.Step() >= n.w.last {
 		return false
 	}
 	step, c := lane.Step()+1, &n.w.c
@@ -182,7 +186,9 @@ func (n *node) begin() bool {
 	n.prepare(step)
 	switch err := n.exec.Begin(n.w.now, &n.in, backend.Quantize{}, false); {
 	case errors.Is(err, hawser.ErrStale):
-		n.stale = true
+		n.stale, n.refused = true, true
+	case n.stale:
+		n.w.fault("rank %d begins step %d, though it needs a new view: %v", n.rank, step, err)
 	case err != nil:
 		n.w.fault("rank %d: %v", n.rank, err)
 	default:
