@@ -14,6 +14,8 @@ import (
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/moe/internal/exec"
+	"github.com/hawser-project/hawser/provider"
+	"github.com/hawser-project/hawser/provider/sim"
 )
 
 // activate has ranks activate the view of all of them, and returns what each got.
@@ -415,6 +417,107 @@ func TestUnfenced(t *testing.T) {
 			}
 		}
 		x.mustActivate(4, 0, 1)
+		x.steps(1)
+	})
+}
+
+// TestCloseInActivate: a change of view ends with the group.
+func TestCloseInActivate(t *testing.T) {
+	x := newTeam(t, "shm", tiny(3), 0)
+	g, ended := x.ranks[0].g, make(chan error, 1)
+	go func() {
+		_, err := g.Activate(within(t), x.view(2, 0, 1, 2))
+		ended <- err
+	}()
+	for busy := false; !busy; time.Sleep(time.Millisecond) { // between two looks
+		g.mu.Lock()
+		busy = g.attempt != nil
+		g.mu.Unlock()
+	}
+	if _, err := g.Activate(within(t), x.view(3, 0, 1, 2)); !errors.Is(err, hawser.ErrBusy) {
+		t.Errorf("a second change of view at the same time: %v", err)
+	}
+	if err := g.Close(within(t)); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended; !errors.Is(err, hawser.ErrClosed) || !errors.Is(err, ErrInactive) {
+		t.Error(err)
+	}
+}
+
+// TestStalledMember: a rank whose network stands still in the middle of its writes is given up, and resumes when what it had under way has
+// come: nothing of it lands in the steps of the next view.
+func TestStalledMember(t *testing.T) {
+	fabric := sim.New(sim.Config{Seed: 5, NICs: 1})
+	var es []*hawser.Engine
+	for i := range 3 {
+		e, err := hawser.Open(within(t), hawser.Options{
+			Providers: []provider.Provider{fabric.Provider(fmt.Sprint("host", i))}, Rails: []hawser.Rail{{Provider: "sim", Device: "nic0"}}, PeerTimeout: 5 * time.Second,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := e.Close(within(t)); err != nil {
+				t.Error(err)
+			}
+		})
+		es = append(es, e)
+	}
+	c := tiny(3)
+	c.StepTimeout = 100 * time.Millisecond
+	x := teamOf(t, es, c)
+	timeout := func(d time.Duration) {
+		for _, r := range x.ranks {
+			r.cfg.StepTimeout = d
+		}
+	}
+	for round := range uint32(3) {
+		timeout(100 * time.Millisecond)
+		fabric.Stall("host1", 300*time.Millisecond)
+		each(t, x.ranks, func(r *rank) error {
+			w := dummies(newRand(uint64(r.i)), r, r.cfg.Full)
+			if p, err := r.stepThrough(within(t), w); r.i != 1 && (p == nil || !slices.Contains(p.Missing, 1)) {
+				return fmt.Errorf("a step that rank 1 is too late for: %w", err)
+			}
+			return nil
+		})
+		timeout(hang)
+		x.mustActivate(2+round, 0, 1, 2)
+		x.steps(3)
+	}
+}
+
+// TestReadyIsLost: a message that was delivered and that nobody has read when its session is fenced is said again in the next one.
+func TestReadyIsLost(t *testing.T) {
+	onNetworks(t, func(t *testing.T, network string) {
+		c := tiny(2)
+		x := newTeam(t, network, c, 0)
+		for _, r := range x.ranks {
+			r.cfg.StepTimeout = 50 * time.Millisecond
+		}
+		w := dummies(newRand(1), x.ranks[0], x.ranks[0].cfg.Full)
+		if p, err := x.ranks[0].stepThrough(within(t), w); p == nil {
+			t.Fatalf("a step without rank 1: %v", err)
+		}
+		g, lost := x.ranks[0].g, make(chan struct{}, 8)
+		session := g.eng.Peer(x.ranks[1].e.ID()).Session()
+		g.leave()
+		g.leave = enroll(g.eng, g.number, func(m hawser.Message) {
+			if ready, err := g.layout.ParseReady(m.Data[frameBytes:]); err == nil && ready.Round == 2 && m.From.Session() == session {
+				lost <- struct{}{}
+				return
+			}
+			g.message(m)
+		})
+		g.fence = func(ctx context.Context, p *hawser.Peer) error {
+			<-lost
+			return g.eng.Fence(ctx, p)
+		}
+		for _, r := range x.ranks {
+			r.cfg.StepTimeout = hang
+		}
+		x.mustActivate(2, 0, 1)
 		x.steps(1)
 	})
 }
