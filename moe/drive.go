@@ -50,6 +50,10 @@ func (l *Lane) reached(g goal) bool {
 func (l *Lane) enter(ctx context.Context) error {
 	l.mu.Lock()
 	l.inside.Store(true)
+	if l.closed {
+		l.leave()
+		return errLaneClosed
+	}
 	l.bell.Arm(nil, 0)
 	if ctx.Err() != nil {
 		err := context.Cause(ctx)
@@ -121,12 +125,22 @@ func (l *Lane) close() {
 	l.handled()
 	close(l.closing)
 	l.served.Wait()
+	l.mu.Lock() // who is inside is about to leave
+	l.closed = true
+	l.rest()
 }
+
+var errLaneClosed = fmt.Errorf("lane: %w", hawser.ErrClosed)
 
 // turn takes what has come. Needs mu.
 //
 // hot:
 func (l *Lane) turn() {
+	if l.closed { // its memory may be gone
+		l.seen = l.bell.Rung()
+		l.mail.full.Store(false)
+		return
+	}
 	for {
 		l.seen = l.bell.Rung()
 		more := l.wire.take(l.exec)

@@ -38,6 +38,7 @@ type Lane struct {
 	wire     wire
 	seen     uint64 // rings that were heard
 	cause    error  // of the last cancel
+	closed   bool   // it does nothing any more
 	changing bool   // the view does: its own goroutine serves the lane
 
 	stage   stage

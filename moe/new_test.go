@@ -348,8 +348,20 @@ func TestCloseInMidStep(t *testing.T) {
 				}
 			}
 			for _, r := range x.ranks { // twice is fine
-				if err := r.g.Close(within(t)); err != nil {
-					t.Error(err)
+				for range 2 {
+					if err := r.g.Close(within(t)); err != nil {
+						t.Error(err)
+					}
+				}
+				for _, l := range r.lanes { // what comes late finds no memory
+					l.Cancel(nil)
+					l.peerDown((r.i+1)%3, noSession)
+					if _, err := l.DispatchSend(within(t), &Input{}); !errors.Is(err, hawser.ErrClosed) {
+						t.Errorf("a step after the end: %v", err)
+					}
+					if _, err := l.pending.Recv(within(t), &Output{}); !errors.Is(err, hawser.ErrClosed) {
+						t.Errorf("the rest of a step after the end: %v", err)
+					}
 				}
 				if _, err := r.g.Activate(within(t), x.view(2, 0, 1, 2)); !errors.Is(err, hawser.ErrClosed) {
 					t.Errorf("activate after the end: %v", err)
