@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/bench"
 	"github.com/hawser-project/hawser/bench/moebench"
 	"github.com/hawser-project/hawser/bench/versus"
@@ -72,6 +73,9 @@ func (c *moeBenchCmd) Run(ctx context.Context, u *ui) error {
 		r, err = c.simulate(ctx, u, s)
 	default:
 		r, err = c.measure(ctx, u, s)
+	}
+	if errors.Is(err, hawser.ErrInvalid) {
+		return &usageError{err}
 	}
 	if err != nil {
 		return err
@@ -138,11 +142,11 @@ func (c *moeBenchCmd) shape() (moebench.Shape, error) {
 func (c *moeBenchCmd) sizes(u *ui, s moebench.Shape) (*moebench.Report, error) {
 	config, err := s.Config()
 	if err != nil {
-		return nil, &usageError{err}
+		return nil, err
 	}
 	z, err := moe.Sizes(config)
 	if err != nil {
-		return nil, &usageError{err}
+		return nil, err
 	}
 	printSizes(u, s, &z)
 	return &moebench.Report{Schema: moebench.Schema, Shape: s, Routing: s.Routing, Seed: c.Seed, Sizes: &z}, nil
