@@ -94,6 +94,7 @@ func (c *council) Recycle(epoch uint32, fresh bool) {
 	c.later(func() {
 		if fresh {
 			n.parked, n.store = n.store, newStore(n)
+			c.w.report.Parked++
 		}
 		n.store.canaries()
 		n.store.recycle(epoch)

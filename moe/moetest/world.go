@@ -120,7 +120,7 @@ type Report struct {
 	Failed   int // steps that ended early, of all ranks
 	Streamed int // likewise
 	Views    int
-	Grants   int
+	Parked   int // sets of regions that were set aside
 	Wrong    Wrong
 }
 

@@ -2,6 +2,8 @@ package moetest
 
 import (
 	"testing"
+
+	"github.com/hawser-project/hawser/moe/backend"
 )
 
 // setup is a small world of a seed: its sizes change with it.
@@ -10,6 +12,8 @@ func setup(t testing.TB, seed uint64, name string) Config {
 	first := []int{-1, 1, 2}[seed/5%3]
 	chunk := 1 + int(seed/3%2)
 	return Config{
+		In: []backend.DType{backend.F32, backend.F32, backend.BF16}[seed%3], Wire: []backend.DType{backend.F32, backend.BF16, backend.F16}[seed/4%3],
+		Out: []backend.DType{backend.F32, backend.F16, backend.BF16}[seed/9%3],
 		Shape: s, Hidden: 3 + int(seed%4), Dist: dist(t, name), Seed: seed, Steps: 3, Align: []int{1, 3}[seed/2%2],
 		FirstChunk: first, ChunkRecords: chunk, PoolRecords: chunk * (1 + int(seed/7%4)), Window: 1 + int(seed/11%4),
 		MaxRecv: s.Ranks * s.Tokens * s.TopK, StreamRows: 2 + int(seed%3), Style: Style(seed / 2 % uint64(styles)),
@@ -32,6 +36,7 @@ func run(t testing.TB, c Config) Report {
 	return r
 }
 
+// TestWorld: worlds of many sizes and types, all routings, in any order of arrival.
 func TestWorld(t *testing.T) {
 	for name := range rules {
 		for seed := range uint64(60) {
