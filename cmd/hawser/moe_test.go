@@ -31,8 +31,8 @@ func checked(t *testing.T, steps int, args ...string) map[string]any {
 func TestMoeCheck(t *testing.T) {
 	for name, args := range map[string][]string{
 		"shm": {"--provider", "shm"},
-		"tcp": {"--provider", "tcp", "--ranks", "3", "--experts", "7", "--topk", "3"},
-		"sim": {"--provider", "sim"},
+		"tcp": {"--provider", "tcp", "--ranks", "3", "--experts", "7", "--topk", "3", "--dtype", "bf16"},
+		"sim": {"--provider", "sim", "--dtype", "bf16"},
 		"one": {"--ranks", "1", "--routing", "dup"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -109,9 +109,9 @@ func TestMoeUsage(t *testing.T) {
 
 // TestMoeWrong: bytes that differ are a failure, with a line that shows it again.
 func TestMoeWrong(t *testing.T) {
-	c := &moeCheckCmd{Ranks: 2, Provider: "shm", Routing: "mix", Seed: 7, Tokens: 3, Hidden: 5, Experts: 4, TopK: 2}
+	c := &moeCheckCmd{Ranks: 2, Provider: "shm", Routing: "mix", Seed: 7, Tokens: 3, Hidden: 5, Experts: 4, TopK: 2, DType: "bf16"}
 	err := c.failed(&wrongStep{12, 3, "row 1"}, 12)
-	want := "moe check: 3 bytes differ: row 1: again: hawser moe check --ranks 2 --steps 12 --provider shm --routing mix --seed 7 --tokens 3 --hidden 5 --experts 4 --topk 2"
+	want := "moe check: 3 bytes differ: row 1: again: hawser moe check --ranks 2 --steps 12 --provider shm --routing mix --seed 7 --tokens 3 --hidden 5 --experts 4 --topk 2 --dtype bf16"
 	if err.Error() != want {
 		t.Errorf("%q, want %q", err, want)
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/hawser-project/hawser/bench"
+	"github.com/hawser-project/hawser/moe"
+	"github.com/hawser-project/hawser/moe/backend"
 	"github.com/hawser-project/hawser/moe/moetest"
 )
 
@@ -37,6 +39,7 @@ type (
 		Hidden   int    `default:"256" placeholder:"N" help:"Elements of a row (default: ${default})."`
 		Experts  int    `default:"16" placeholder:"N" help:"Experts of all ranks (default: ${default})."`
 		TopK     int    `name:"topk" default:"4" placeholder:"K" help:"Experts of a token (default: ${default})."`
+		DType    string `name:"dtype" default:"f32" enum:"f32,bf16" placeholder:"TYPE" help:"Of rows, results and sums: f32 or bf16 (default: ${default})."`
 		Faults   bool   `help:"With sim: every fault at every event of short runs, beside the steps without any."`
 		Kill     int    `placeholder:"N" help:"With processes: kill a rank so many times, at any time; it comes again."`
 		Stop     int    `placeholder:"N" help:"With processes: stop a rank so many times, for longer than the others wait for it."`
@@ -72,8 +75,13 @@ type (
 		Hidden  int `json:"hidden"`
 		Experts int `json:"experts"`
 		TopK    int `json:"topk"`
+
+		DType string `json:"dtype"`
 	}
 )
+
+// dtypes are those of --dtype.
+var dtypes = map[string]moe.DType{"f32": backend.F32, "bf16": backend.BF16}
 
 func (c *moeCheckCmd) shape() moetest.Shape {
 	return moetest.Shape{Ranks: c.Ranks, Tokens: c.Tokens, Experts: c.Experts, TopK: c.TopK}
@@ -130,7 +138,7 @@ func (c *moeCheckCmd) Run(ctx context.Context, u *ui) error {
 func (c *moeCheckCmd) all(ctx context.Context, u *ui) (*moeCheckReport, error) {
 	r := &moeCheckReport{
 		Schema: moeSchema, Command: "check", Args: os.Args, Machine: bench.ThisMachine(), Revision: thisVersion().Revision, Provider: c.Provider,
-		Shape: moeShape{c.Tokens, c.Hidden, c.Experts, c.TopK}, Routing: c.Routing, Seed: c.Seed, Ranks: c.Ranks, Steps: c.Steps,
+		Shape: moeShape{c.Tokens, c.Hidden, c.Experts, c.TopK, c.DType}, Routing: c.Routing, Seed: c.Seed, Ranks: c.Ranks, Steps: c.Steps,
 	}
 	began := time.Now()
 	check := c.processes
@@ -155,7 +163,7 @@ func (c *moeCheckCmd) failed(what error, steps int, more ...string) error {
 	args := []string{
 		"hawser moe check", fmt.Sprint("--ranks ", c.Ranks), fmt.Sprint("--steps ", steps), "--provider " + c.Provider, "--routing " + c.Routing,
 		fmt.Sprint("--seed ", c.Seed), fmt.Sprint("--tokens ", c.Tokens), fmt.Sprint("--hidden ", c.Hidden), fmt.Sprint("--experts ", c.Experts),
-		fmt.Sprint("--topk ", c.TopK),
+		fmt.Sprint("--topk ", c.TopK), "--dtype " + c.DType,
 	}
 	return fmt.Errorf("moe check: %w: again: %s", what, strings.Join(append(args, more...), " "))
 }
@@ -174,8 +182,9 @@ func (c *moeCheckCmd) show(u *ui, what string, done, all int) {
 func (c *moeCheckCmd) world(steps int, seed uint64) moetest.Config {
 	d, _ := moetest.ParseDist(c.Routing) // check has
 	chunk := max(1, c.Tokens*c.TopK/16)
-	rows := c.Ranks * c.Tokens * c.TopK
+	rows, t := c.Ranks*c.Tokens*c.TopK, dtypes[c.DType]
 	return moetest.Config{
+		In: t, Wire: t, Out: t,
 		Shape: c.shape(), Hidden: c.Hidden, Dist: d, Seed: seed, Steps: steps, Align: 4, FirstChunk: 2 * chunk, ChunkRecords: chunk,
 		PoolRecords: 4 * chunk * c.Ranks, MaxRecv: rows, StreamRows: max(2*chunk, rows/4), Style: moetest.Style(seed % moetest.Styles),
 	}

@@ -36,6 +36,7 @@ type checkerSetup struct {
 	Rank        int
 	Shape       moetest.Shape
 	Hidden      int
+	DType       moe.DType
 	Routing     string
 	Seed        uint64
 	StepTimeout time.Duration
@@ -150,7 +151,7 @@ func (r *moeChecker) config() moe.Config {
 	s := r.Shape
 	chunk := max(1, s.Tokens*s.TopK/16)
 	return moe.Config{
-		MaxRanks: s.Ranks, Rank: r.Rank, MaxTokens: s.Tokens, Hidden: r.Hidden, TopK: s.TopK, Experts: s.Experts, In: backend.F32, Wire: backend.F32,
+		MaxRanks: s.Ranks, Rank: r.Rank, MaxTokens: s.Tokens, Hidden: r.Hidden, TopK: s.TopK, Experts: s.Experts, In: r.DType, Wire: r.DType,
 		ExpertAlign: r.ref.Align, FirstChunk: 2 * chunk, ChunkRecords: chunk, PoolRecords: 4 * chunk * s.Ranks, Lanes: 1, StepTimeout: r.StepTimeout,
 	}
 }
@@ -165,15 +166,17 @@ func (r *moeChecker) prepare() (err error) {
 		return err
 	}
 	r.draw = moetest.NewDraw(d, r.Seed, true)
-	r.ref = &moetest.Ref{Shape: s, Hidden: r.Hidden, Align: 4, In: backend.F32, Wire: backend.F32, Out: backend.F32}
+	r.ref = &moetest.Ref{Shape: s, Hidden: r.Hidden, Align: 4, In: r.DType, Wire: r.DType, Out: r.DType}
 	rows := s.Ranks*s.Tokens*min(s.TopK, s.Local()) + s.Local()*r.ref.Align
-	f32 := func(rows, cols int) moe.Tensor {
-		return moe.Tensor{Data: make([]byte, 4*rows*cols), Type: backend.F32, Shape: [3]int{0, rows, cols}}
+	bytes := map[moe.DType]int{backend.F32: 4, backend.BF16: 2, backend.I32: 4}
+	tensor := func(t moe.DType, rows, cols int) moe.Tensor {
+		return moe.Tensor{Data: make([]byte, bytes[t]*rows*cols), Type: t, Shape: [3]int{0, rows, cols}}
 	}
-	r.in = moe.Input{X: f32(s.Tokens, r.Hidden), IDs: f32(s.Tokens, s.TopK), Weights: f32(s.Tokens, s.TopK)}
-	r.in.IDs.Type = backend.I32
-	r.out.X, r.y = f32(rows, r.Hidden), f32(rows, r.Hidden)
-	r.sum, r.bias = f32(s.Tokens, r.Hidden), f32(s.Tokens, r.Hidden)
+	r.in = moe.Input{
+		X: tensor(r.DType, s.Tokens, r.Hidden), IDs: tensor(backend.I32, s.Tokens, s.TopK), Weights: tensor(backend.F32, s.Tokens, s.TopK),
+	}
+	r.out.X, r.y = tensor(r.DType, rows, r.Hidden), tensor(r.DType, rows, r.Hidden)
+	r.sum, r.bias = tensor(r.DType, s.Tokens, r.Hidden), tensor(r.DType, s.Tokens, r.Hidden)
 	return nil
 }
 

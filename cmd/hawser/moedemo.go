@@ -12,6 +12,7 @@ const moeActRanks = 4
 func (c *demoCmd) moeAct(ctx context.Context, u *ui) (*moeCheckReport, error) {
 	check := moeCheckCmd{
 		Ranks: moeActRanks, Steps: c.Steps, Provider: "shm", Routing: "mix", Seed: 1, Tokens: 16, Hidden: 256, Experts: 16, TopK: 4,
+		DType: "f32",
 	}
 	if len(c.Provider) > 0 {
 		check.Provider = string(c.Provider[0])

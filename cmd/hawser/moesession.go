@@ -153,8 +153,8 @@ func (s *moeSession) start(ctx context.Context, rank int) error {
 		timeout = strikeTimeout
 	}
 	return c.Send(msgSetup, checkerSetup{
-		Provider: network(s.cmd.Provider), Dir: s.dir.Path, Rank: rank, Shape: s.cmd.shape(), Hidden: s.cmd.Hidden, Routing: s.cmd.Routing,
-		Seed: s.cmd.Seed, StepTimeout: timeout,
+		Provider: network(s.cmd.Provider), Dir: s.dir.Path, Rank: rank, Shape: s.cmd.shape(), Hidden: s.cmd.Hidden,
+		DType: dtypes[s.cmd.DType], Routing: s.cmd.Routing, Seed: s.cmd.Seed, StepTimeout: timeout,
 	})
 }
 

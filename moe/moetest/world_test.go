@@ -13,7 +13,7 @@ func setup(t testing.TB, seed uint64, name string) Config {
 	chunk := 1 + int(seed/3%2)
 	return Config{
 		In: []backend.DType{backend.F32, backend.F32, backend.BF16}[seed%3], Wire: []backend.DType{backend.F32, backend.BF16, backend.F16}[seed/4%3],
-		Out: []backend.DType{backend.F32, backend.F16, backend.BF16}[seed/9%3],
+		Out:   []backend.DType{backend.F32, backend.F16, backend.BF16}[seed/9%3],
 		Shape: s, Hidden: 3 + int(seed%4), Dist: dist(t, name), Seed: seed, Steps: 3, Align: []int{1, 3}[seed/2%2],
 		FirstChunk: first, ChunkRecords: chunk, PoolRecords: chunk * (1 + int(seed/7%4)), Window: 1 + int(seed/11%4),
 		MaxRecv: s.Ranks * s.Tokens * s.TopK, StreamRows: 2 + int(seed%3), Style: Style(seed / 2 % uint64(styles)),
