@@ -62,7 +62,7 @@ func (o Options) withDefaults() (Options, error) {
 		nics[i].MTU = o.Fragment
 	}
 	o.NICs, o.Local.MTU = nics, o.Fragment
-	o.Config.Budget, o.Config.StepTimeout = math.MaxInt64, time.Hour // memory costs nothing here, and nobody dies
+	o.Config.Budget, o.Config.MaxRecv, o.Config.StepTimeout = math.MaxInt64, 0, time.Hour // memory costs nothing here, and nobody dies
 	switch {
 	case o.Config.MaxRanks < 2:
 		return o, fmt.Errorf("moesim: %d ranks, want at least 2", o.Config.MaxRanks)

@@ -41,6 +41,10 @@ func (r *rank) look() {
 		r.w.fail("rank %d: the step failed: %v (rank %d): %w", r.index, why, blamed, err)
 		return
 	}
+	if limit := r.e.Limit(); limit != nil {
+		r.w.fail("rank %d: %w", r.index, limit)
+		return
+	}
 	if r.ended != nil && r.ended() {
 		r.ended = nil
 		r.at = r.w.f.Now()

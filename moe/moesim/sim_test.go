@@ -127,7 +127,10 @@ func TestOptionsAreChecked(t *testing.T) {
 		"parts of a node": func(o *Options) { o.Node = 3 },
 		"no such expert":  func(o *Options) { o.IDs = func(int, int) []int32 { return []int32{0, 1, 2, 3, 4, 5, 6, 256} } },
 		"half a token":    func(o *Options) { o.IDs = func(int, int) []int32 { return []int32{0} } },
-		"no top-k":        func(o *Options) { o.Config.TopK = 0 },
+		"the same expert eight times": func(o *Options) {
+			o.Config.Experts, o.IDs = 16, func(int, int) []int32 { return slices.Repeat([]int32{3}, 32) }
+		},
+		"no top-k": func(o *Options) { o.Config.TopK = 0 },
 	} {
 		o := good
 		spoil(&o)
@@ -135,6 +138,9 @@ func TestOptionsAreChecked(t *testing.T) {
 			t.Errorf("%s: no error", name)
 		}
 	}
+	less := good
+	less.Config.MaxRecv = 1 // of one who receives in chunks
+	play(t, "EP8, 4 tokens", less)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Run(ctx, good); !errors.Is(err, context.Canceled) {
