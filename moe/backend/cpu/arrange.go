@@ -88,6 +88,9 @@ func (l *Lane) pads(local int) (lo, hi int) {
 func (l *Lane) padding() (int, error) {
 	o := &l.doing.out
 	ends, n := l.doing.ends[:0], 0
+	if len(o.counts) != l.cfg.Local || !o.batched && len(o.offsets) != l.cfg.Local+1 {
+		return 0, fmt.Errorf("%w: %d counts and %d offsets of %d experts", hawser.ErrInvalid, len(o.counts), len(o.offsets), l.cfg.Local)
+	}
 	for x := range l.cfg.Local {
 		lo, hi := l.pads(x)
 		if lo > hi || hi > o.x.n[1] {

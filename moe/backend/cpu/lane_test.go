@@ -292,6 +292,9 @@ func TestRefuses(t *testing.T) {
 	out.ZeroPadding = true
 	refused("padding", lane.Arrange(0, 2, nil, counts, append(slices.Clone(offsets[:len(offsets)-1]), 1<<20), &out))
 
+	refused("few counts", lane.Arrange(0, 2, nil, counts[1:], offsets, &out))
+	refused("few offsets", lane.Arrange(0, 2, nil, counts, offsets[1:], &out))
+
 	y := w.y[0]
 	for name, b := range map[string]backend.Back{"slot": {N: 1, Slot: 1 << 20}, "row": {N: 1, Row: 1 << 20}, "local": {N: 1, Local: 9}, "n": {N: -1}} {
 		refused("back, "+name, lane.PackCombine(0, 2, y, []backend.Back{b}))
