@@ -65,8 +65,10 @@ type (
 		Partial    int     `json:"partial_steps"` // verified, without who was missing; by any rank
 		Lost       int     `json:"lost_steps"`    // ended early, at any rank
 		Views      int     `json:"views"`
-		Faults     int     `json:"faults"` // that struck
-		Bytes      uint64  `json:"bytes"`  // written to other ranks
+		Faults     int     `json:"faults"`       // that struck
+		Named      int     `json:"named"`        // ranks that named who had been killed, and nobody else
+		Recovered  float64 `json:"recovered_ms"` // from a strike until all are in one view again, at most
+		Bytes      uint64  `json:"bytes"`        // written to other ranks
 		Seconds    float64 `json:"seconds"`
 	}
 
@@ -153,7 +155,11 @@ func (c *moeCheckCmd) all(ctx context.Context, u *ui) (*moeCheckReport, error) {
 func (r *moeCheckReport) String() string {
 	text := fmt.Sprintf("ok: %d of %d steps verified, %d bytes differ", r.Verified, r.Steps, r.Mismatched)
 	if r.Faults > 0 {
-		return fmt.Sprintf("%d faults, %d changes of view, %d partial steps, %d lost\n%s", r.Faults, r.Views, r.Partial, r.Lost, text)
+		over := ""
+		if r.Recovered > 0 {
+			over = fmt.Sprintf(", over within %.0f ms", r.Recovered)
+		}
+		return fmt.Sprintf("%d faults%s, %d changes of view, %d partial steps, %d lost\n%s", r.Faults, over, r.Views, r.Partial, r.Lost, text)
 	}
 	return text
 }

@@ -238,7 +238,7 @@ func (r *moeChecker) activate(ctx context.Context, v moe.View) {
 		r.stale(v.Epoch, err)
 		return
 	}
-	r.state.Stale = r.group.View().Epoch != v.Epoch
+	r.state.Stale, r.state.Missing = r.group.View().Epoch != v.Epoch, nil
 }
 
 // stale: a view after this one is needed.

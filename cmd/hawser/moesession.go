@@ -46,6 +46,7 @@ type moeSession struct {
 	strikes []os.Signal      // that are to come, each in a part of the steps
 	next    <-chan time.Time // the next of them
 	resume  <-chan time.Time
+	when    time.Time // of the last strike
 	struck  *moeChild // by the last strike, until all ranks are in one view again; nil: none
 }
 
@@ -223,11 +224,15 @@ func (s *moeSession) take(e moeEvent) error {
 }
 
 func (s *moeSession) heard(m *moeChild, msg proc.Message) error {
+	before := len(m.state.Missing)
 	m.state = checkerSteps{}
 	if err := msg.Decode(&m.state); err != nil {
 		return err
 	}
 	m.heard = true
+	if k := s.struck; k != nil && k.killed && before == 0 && slices.Equal(m.state.Missing, []int{k.rank}) {
+		s.report.Named++
+	}
 	if w := m.state.Wrong; w.Bytes > 0 {
 		s.report.Mismatched, s.report.First = w.Bytes, w.First
 		s.sum()
@@ -242,7 +247,7 @@ func (s *moeSession) strike() error {
 	sig := s.strikes[0]
 	s.strikes = s.strikes[1:]
 	s.report.Faults++
-	s.struck = m
+	s.struck, s.when = m, time.Now()
 	if sig == syscall.SIGKILL {
 		m.killed = true
 	} else {
@@ -296,6 +301,7 @@ func (s *moeSession) members(ctx context.Context) error {
 		}
 	case s.struck != nil && s.resume == nil && (!s.struck.killed || s.ranks[s.struck.rank] != s.struck):
 		s.struck = nil
+		s.report.Recovered = max(s.report.Recovered, time.Since(s.when).Seconds()*1e3)
 	}
 	return nil
 }
