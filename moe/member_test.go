@@ -369,12 +369,11 @@ func TestUnfenced(t *testing.T) {
 			}
 			return r.e.Fence(ctx, p)
 		}
-		before, aside := *r.mems[0], int64(0)
-		for _, a := range written {
-			for lane := range r.lanes {
-				aside += int64(r.mems[lane].areas[a].Len())
-			}
+		sizes, err := Sizes(x.cfg)
+		if err != nil {
+			t.Fatal(err)
 		}
+		before, aside := *r.mems[0], int64(len(r.lanes))*sizes.Parked
 		old := x.ranks[2].mems[0].remotes[0] // of rank 0's memory
 		gone := x.ranks[2:]
 		x.ranks = []*rank{x.ranks[0], x.ranks[1], nil, gone[1]}

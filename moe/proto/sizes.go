@@ -17,9 +17,13 @@ func (r Regions) Total() int64 { return r.Heads + r.Pool + r.Results + r.Send + 
 type SizeReport struct {
 	Layout  Layout
 	Regions Regions // of one lane
+	Parked  int64   // bytes of one lane beside, while somebody who may yet write cannot be fenced: at most one set of what peers write
 	Output  int64   // bytes that the caller needs for what it receives in one piece, without padding
 	Why     string  // why MaxRecv is what it is
 }
+
+// recordBytes are those of the grants and the cancel record of one rank.
+const recordBytes = Window*GrantBytes + CancelBytes
 
 // Sizes is a pure function of its argument.
 func Sizes(c Config) (SizeReport, error) {
@@ -32,6 +36,7 @@ func Sizes(c Config) (SizeReport, error) {
 		meta = metaBytes
 	}
 	r := SizeReport{Layout: l, Regions: l.regions(), Output: int64(l.MaxRecv) * int64(l.Dispatch-meta)}
+	r.Parked = r.Regions.Heads + int64(l.MaxRanks)*recordBytes + r.Regions.Pool + r.Regions.Results
 	switch {
 	case c.MaxRecv > 0:
 		r.Why = "as configured"
