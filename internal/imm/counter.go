@@ -33,7 +33,7 @@ type Counter struct {
 	threshold atomic.Uint64 // lowest count that somebody waits for
 	from      atomic.Pointer[[]share]
 	mirror    atomic.Pointer[atomic.Uint64]
-	marks     *Marks // of its block, if that has any; set before anybody knows c
+	marks     *Marks  // of its block, if that has any; set before anybody knows c
 	creator   *Source // while nobody has asked; guarded by Table.mu
 }
 
