@@ -1,8 +1,9 @@
 // Command hawser demonstrates, measures and inspects Hawser.
 //
-//	hawser demo                    replay a generated trace over every built-in network, then push weights, with content checks
+//	hawser demo                    replay a generated trace over every built-in network, push weights, do steps of MoE layers, with content checks
 //	hawser kv replay               the same with your own trace, model shape, speed and faults
 //	hawser kv prefill, kv decode   the two sides of it, each on its own
+//	hawser moe check               steps of MoE layers between processes, or in one with every fault, compared byte by byte
 //	hawser bench SCENARIO          speed against a yardstick in the same run, on one host or two (imm, write, pages, scatter, barrier, message)
 //	hawser topo                    what could be used here, and why something cannot
 //	hawser version

@@ -27,7 +27,7 @@ const (
 type cli struct {
 	JSON string `name:"json" placeholder:"FILE|-" help:"Write the result as JSON to FILE; '-' is standard output, and then nothing else is written there."`
 
-	Demo demoCmd `cmd:"" help:"Replay a generated trace between two processes, over several networks, and check every byte."`
+	Demo demoCmd `cmd:"" help:"Move KV caches, weights and tokens of MoE layers between processes, and check every byte."`
 	KV   struct {
 		Replay  replayCmd  `cmd:"" help:"Start prefillers and decoders and replay a trace of requests between them."`
 		Prefill prefillCmd `cmd:"" help:"Serve as a prefiller: print an address, then compute and send KV pages until interrupted or drained."`

@@ -5,15 +5,19 @@ import (
 	"testing"
 )
 
-// every is all routings of a shape, a step each: all ids, -1 included, and all numbers of tokens.
+// every is all routings of a shape, a step each: all ids, -1 included. With few ids it is also all numbers of tokens, with more of them
+// one in four steps has other numbers than the full ones.
 func every(s Shape) (steps int, fixed func(step uint64, r *Routing)) {
 	ids := s.Ranks * s.Tokens * s.TopK
 	steps = 1
 	for range ids {
 		steps *= s.Experts + 1
 	}
+	numbers := ids <= 4
 	for range s.Ranks {
-		steps *= s.Tokens + 1
+		if numbers {
+			steps *= s.Tokens + 1
+		}
 	}
 	return steps, func(step uint64, r *Routing) {
 		n := int(step) % steps
@@ -23,7 +27,12 @@ func every(s Shape) (steps int, fixed func(step uint64, r *Routing)) {
 			return d
 		}
 		for i := range r.N {
-			r.N[i] = digit(s.Tokens + 1)
+			switch r.N[i] = s.Tokens; {
+			case numbers:
+				r.N[i] = digit(s.Tokens + 1)
+			case step%4 == 0:
+				r.N[i] = int(step>>(2+2*i)) % (s.Tokens + 1)
+			}
 		}
 		for i := range r.IDs {
 			r.IDs[i] = int32(digit(s.Experts+1) - 1)
