@@ -114,6 +114,7 @@ type peer struct {
 	busy      [Kinds]uint16 // parts that are not complete, by value
 	half      [Window]uint8 // that a streamed Write of results reads, and one more; 0: none
 	scattered bool          // the parts of results are a scatter's
+	route     uint64        // hash of the ids of its last header
 
 	out, base uint32         // records for it, and the first of their slots
 	due       [Window]uint32 // chunk whose grant comes next in this slot

@@ -78,7 +78,10 @@ func (l *Lane) takeHead(rank int, p *peer) error {
 		return &headField{"step", h.Step, l.step}
 	case h.Source != rank:
 		return &headField{"source", uint64(h.Source), uint64(rank)}
+	case h.Flags&FlagReuse != 0 && h.RouteHash != p.route:
+		return &headField{"hash of the ids that are used again", h.RouteHash, p.route}
 	}
+	p.route = h.RouteHash
 	p.head, p.first, p.in, p.inBase = true, slotArrived, h.Records, h.Base
 	l.heads--
 	l.wanted += l.cfg.Chunks(int(p.in))

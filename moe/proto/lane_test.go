@@ -185,6 +185,11 @@ func TestCorruptPeers(t *testing.T) {
 			r.cfg.PutHeader(r.heads[1], &Header{View: 1, Step: 1, Source: 2}, nil)
 			r.counted(1, KindHead)
 		},
+		"ids used again that were never sent": func(r *rig) {
+			r.heads[1] = make([]byte, r.cfg.HeadBytes)
+			r.cfg.PutHeader(r.heads[1], &Header{View: 1, Step: 1, Source: 1, Flags: FlagReuse, RouteHash: 7}, nil)
+			r.counted(1, KindHead)
+		},
 		"a chunk without a grant": func(r *rig) { r.head(1, 1); r.counted(1, KindChunk) },
 		"a chunk too many": func(r *rig) {
 			r.head(1, 2)
