@@ -542,3 +542,57 @@ func TestCloseWaits(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestLateWrites: what a member has under way when it is left out lands nowhere once the next view is active.
+func TestLateWrites(t *testing.T) {
+	fabric := sim.New(sim.Config{Seed: 7, NICs: 1})
+	c := tiny(3)
+	c.StepTimeout = 100 * time.Millisecond
+	x := teamOf(t, onFabric(t, fabric, 3), c)
+	late, sent := x.ranks[1], make(chan struct{})
+	each(t, x.ranks, func(r *rank) error {
+		w := dummies(newRand(uint64(r.i)), r, r.cfg.Full)
+		for i := range w.in.N * c.TopK { // everybody awaits results of rank 1
+			w.route(r.cfg, i/c.TopK, i%c.TopK, 2+i%2, 1)
+		}
+		if r != late {
+			if p, err := r.stepThrough(within(t), w); p == nil || !slices.Contains(p.Missing, 1) {
+				return fmt.Errorf("a step without the results of rank 1: %w", err)
+			}
+			return nil
+		}
+		defer close(sent)
+		s, err := r.lanes[0].DispatchSend(within(t), &w.in)
+		if err != nil {
+			return err
+		}
+		h, err := s.Recv(within(t), &w.out)
+		if err != nil {
+			return err
+		}
+		for i := range w.y.Data {
+			w.y.Data[i] = 0xa5
+		}
+		fabric.Stall("host1", 500*time.Millisecond)
+		_, err = h.CombineSend(within(t), w.y)
+		return err
+	})
+	<-sent
+	x.ranks[1] = nil
+	x.mustActivate(2, 0, 2)
+	for _, r := range x.there() {
+		for _, a := range written {
+			clear(r.mems[0].areas[a].Bytes())
+		}
+	}
+	if err := late.g.Close(within(t)); err != nil { // when nothing of it is under way any more
+		t.Error(err)
+	}
+	for _, r := range x.there() {
+		for _, a := range written {
+			if n := bytes.Count(r.mems[0].areas[a].Bytes(), []byte{0xa5}); n > 0 {
+				t.Errorf("rank %d: %d bytes of area %d have come late", r.i, n, a)
+			}
+		}
+	}
+}
