@@ -75,7 +75,7 @@ func TestGrantCount(t *testing.T) {
 // TestStalledTrainer: a trainer that does not get ready in time is named, the push ends, and nothing of it is under way any more.
 func TestStalledTrainer(t *testing.T) {
 	onNetworks(t, func(t *testing.T, open network) {
-		w := newWorld(t, open, toy{}, change{shadow: true, controller: func(o *ControllerOptions) { o.Limits.Push = 500 * time.Millisecond }})
+		w := newWorld(t, open, toy{}, change{shadow: true, controller: func(o *ControllerOptions) { o.Limits.Push = time.Second }})
 		w.mustPush(1)
 		s := w.pushSlowly(2)
 		for i, g := range s.gates {
@@ -85,10 +85,20 @@ func TestStalledTrainer(t *testing.T) {
 				}
 			}
 		}
+		eventually(t, func() error { // and status says so while it lasts
+			for _, m := range w.c.Status().Members {
+				if x := m.Waiting; x != nil && x.Have > 0 && x.Have < x.Want && len(x.Missing) == 1 && x.Missing[0].Publisher == 2 {
+					return nil
+				}
+			}
+			return errors.New("no receiver waits for publisher 2")
+		})
 		s.wg.Wait()
-		if !errors.Is(s.err, ErrAborted) || !strings.Contains(s.err.Error(), "publisher 2") {
+		last := w.pubs[2].Stages()[s.stages()-1]
+		if !errors.Is(s.err, ErrAborted) || !strings.Contains(s.err.Error(), "stage "+last+": ") || !strings.Contains(s.err.Error(), "missing: publisher 2 (") {
 			t.Errorf("update ends with %v", s.err)
 		}
+		t.Log(s.err)
 		for i, err := range s.errs {
 			if !errors.Is(err, ErrAborted) {
 				t.Errorf("publisher %d: push ends with %v", i, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/reshard"
@@ -119,6 +120,14 @@ func (in *inbound) expected(stage, rank int) int {
 		return 0
 	}
 	return len(in.runs[stage][rank])
+}
+
+// owed is how many runs all publishers write in a stage.
+func (in *inbound) owed(stage string) (n uint64) {
+	for _, runs := range in.runs[slices.Index(in.slice.Stages, stage)] {
+		n += uint64(len(runs))
+	}
+	return n
 }
 
 // stage is the name of a stage, which may come from elsewhere.

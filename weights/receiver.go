@@ -217,13 +217,6 @@ type ReceiverState struct {
 	Stuck          []proto.ID // may still write
 }
 
-// Missing is what a publisher owes of a stage.
-type Missing struct {
-	Publisher  int // rank
-	Stage      string
-	Have, Want uint64
-}
-
 // State returns a snapshot.
 func (r *Receiver) State() ReceiverState {
 	r.mu.Lock()

@@ -26,6 +26,7 @@ type reception struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	started bool // guarded by r.mu: over will be closed
+	waits   bool // guarded by r.mu: the controller was told that something is missing
 	// counting ends when a publisher says that it has written what cannot be right: waiting for the rest would be in vain.
 	counting context.Context
 	spoil    context.CancelCauseFunc
@@ -58,6 +59,7 @@ func (x *reception) start() {
 	if x.ctx.Err() == nil {
 		x.started = true
 		x.r.wg.Go(func() { x.run(x.ctx) })
+		x.r.wg.Go(func() { x.progress(x.ctx) })
 	}
 }
 
@@ -212,21 +214,24 @@ func (x *reception) digest(s, rank int) (uint64, error) {
 	}), nil
 }
 
-// missing is what is owed.
+// missing is what is owed, in the order of stages. Needs r.mu.
 func (x *reception) missing() (all []Missing) {
 	for s, runs := range x.in.runs {
 		c := x.in.counters[s]
 		if c == nil {
 			continue
 		}
+		first := len(all)
 		for rank, r := range runs {
+			m := Missing{Publisher: rank, Stage: x.in.slice.Stages[s], Want: uint64(len(r)), Down: true}
 			if p := x.in.peers[rank]; p != nil {
-				if have := c.From(p); have < uint64(len(r)) {
-					all = append(all, Missing{Publisher: rank, Stage: x.in.slice.Stages[s], Have: have, Want: uint64(len(r))})
-				}
+				m.Have, m.Down = c.From(p), !p.Up()
+			}
+			if m.Have < m.Want {
+				all = append(all, m)
 			}
 		}
+		slices.SortFunc(all[first:], func(a, b Missing) int { return a.Publisher - b.Publisher })
 	}
-	slices.SortFunc(all, func(a, b Missing) int { return a.Publisher - b.Publisher })
 	return all
 }

@@ -96,6 +96,7 @@ type memberReport struct {
 	Bytes   uint64
 	Writes  uint64
 	Staging int64
+	Waiting *Waiting // receivers; nil: nothing is missing, or it was not looked
 }
 
 // Messages that begin with reportMagic are reports in JSON.

@@ -35,6 +35,8 @@ type MemberStatus struct {
 	Epoch    uint64
 	InDoubt  bool
 	Stuck    int // peers that may still write into it
+	// Waiting is what a receiver waits for in the epoch that is under way, as it was a moment ago; nil: nothing, or it has not told yet.
+	Waiting *Waiting
 }
 
 // Status is a snapshot of what members have told.
@@ -48,6 +50,9 @@ func (c *Controller) Status() Cluster {
 			ID: j.Member.ID.String(), Name: j.Name, Role: j.Member.Role.String(), Rank: j.Member.Rank, Instance: j.Member.Instance, Leader: j.Member.Leader,
 			Shadow: j.Member.Shadow, State: j.State.String(), Version: j.Version, Pending: j.Pending, Held: j.Held, Epoch: j.Epoch.Number,
 			InDoubt: j.State == proto.StateInDoubt, Stuck: len(j.Stuck),
+		}
+		if s.Epoch != 0 { // members do not report their state while it runs
+			m.Waiting = c.clock.owing(j.Member.ID, s.Epoch)
 		}
 		if j.Root != (proto.Hash{}) {
 			m.Root = hex.EncodeToString(j.Root[:])

@@ -343,6 +343,13 @@ func (c *Controller) late() {
 	case epGranting:
 		c.punish(owes(func(p *progress) bool { return !p.granted }), text)
 	case epWriting:
+		limit := c.cfg.Limits.Push
+		if e.pushed {
+			limit = c.cfg.Limits.PostLoad
+		}
+		if owed := c.out.Owed(e.key, e.members, limit); owed != "" {
+			text = owed
+		}
 		if l := owes(func(p *progress) bool { return p.source && p.quiet == nil }); len(l) > 0 {
 			c.fail(l[0], CodeTimeout, text, false)
 		} else {

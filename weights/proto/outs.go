@@ -95,6 +95,8 @@ type ControllerOut interface {
 	Plan(r *PlanRequest)
 	// Log appends a record and makes it durable. Answered by Logged(seq, err). What depends on the record is not said before.
 	Log(r Record)
+	// Owed says for people what the receivers among the members still wait for, when the limit of an epoch is over; empty: it is not known.
+	Owed(e Key, members []Member, after Time) string
 	// Ended ends an Update, Rollback or Decide.
 	Ended(op uint64, o Outcome)
 }

@@ -522,6 +522,8 @@ func (n *node) Log(r Record) {
 // ctlOut is a node as a controller's shell.
 type ctlOut struct{ *node }
 
+func (ctlOut) Owed(Key, []Member, Time) string { return "" }
+
 func (c ctlOut) Ended(_ uint64, o Outcome) { c.result = append(c.result, o) }
 
 // do answers the first wish of a node. fail: it does not go well, where it can fail.
