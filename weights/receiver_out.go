@@ -134,9 +134,9 @@ func (r *Receiver) flip(ctx context.Context, v Version) error {
 	return call("Committed", r.o.Hooks.Committed)
 }
 
-func (r receiverOut) Sums(e proto.Key, from int, sums []proto.StageSum) {
+func (r receiverOut) Sums(e proto.Key, sums []proto.StageSum) {
 	if x := r.in[e]; x != nil {
-		x.sums(from, sums)
+		x.sums(sums)
 	}
 }
 

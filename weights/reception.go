@@ -63,12 +63,12 @@ func (x *reception) start() {
 	}
 }
 
-// sums takes what a writer says.
-func (x *reception) sums(from int, sums []proto.StageSum) {
+// sums takes what writers say.
+func (x *reception) sums(sums []proto.StageSum) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	rank := x.e.Members[from].Rank
 	for _, s := range sums {
+		rank := x.e.Members[s.From].Rank
 		if x.told[s.Stage] == nil {
 			x.told[s.Stage] = map[int]proto.StageSum{}
 		}

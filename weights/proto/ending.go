@@ -131,8 +131,8 @@ func (c *Controller) fail(blame int, code Code, text string, repairable bool) {
 func (c *Controller) sayHalt() {
 	e := c.epoch
 	c.enter(epHalting, c.cfg.Limits.Quiet)
-	e.sums, e.sumsAt = nil, 0
 	c.forget(func(l *letter) bool { return l.about == e.key.Number && l.kind != KindOut })
+	c.forward() // what is verified need not be written again
 	for _, s := range e.sources {
 		p := &e.at[s]
 		if !p.lost {

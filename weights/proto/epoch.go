@@ -384,10 +384,11 @@ func (c *Controller) stage(from int, x *Stage) {
 		if s.To >= len(e.members) || e.at[s.To].out || e.at[s.To].lost {
 			continue
 		}
-		i := slices.IndexFunc(e.sums, func(f forward) bool { return f.to == s.To && f.body.From == from && len(f.body.Sums) < maxSums })
+		s.From = from
+		i := slices.IndexFunc(e.sums, func(f forward) bool { return f.to == s.To && len(f.body.Sums) < maxSums })
 		if i < 0 {
 			i = len(e.sums)
-			e.sums = append(e.sums, forward{s.To, Stage{From: from}})
+			e.sums = append(e.sums, forward{to: s.To})
 		}
 		e.sums[i].body.Sums = append(e.sums[i].body.Sums, s)
 	}

@@ -109,8 +109,8 @@ func (m *Start) fields(c *coder) {
 }
 
 func (m *Stage) fields(c *coder) {
-	c.num("from", &m.From, MaxMembers)
 	list(c, "sums", &m.Sums, maxSums, stageSumLeast, func(s *StageSum) {
+		c.num("from", &s.From, MaxMembers)
 		c.num("to", &s.To, MaxMembers)
 		c.num("stage", &s.Stage, MaxStages)
 		c.u64("digest", &s.Digest)

@@ -16,7 +16,7 @@ const (
 	maxSums        = 1 << 16 // of one Stage
 	memberLeast    = 16 + 2 + 1 + 4*3 + 2 + 32
 	grantLeast     = 8 + 4 + 4
-	stageSumLeast  = 4 + 4 + 24
+	stageSumLeast  = 4 + 4 + 4 + 24
 	decisionsLimit = 16 // that a member remembers
 )
 
@@ -168,11 +168,9 @@ type Start struct{ Grants []PeerGrant }
 // Drop takes receivers out.
 type Drop struct{ Members []int }
 
-// Stage says what one publisher has written, and that these writes have completed.
-type Stage struct {
-	From int // index of the publisher
-	Sums []StageSum
-}
+// Stage says what has been written, and that these writes have completed: to the controller what one publisher wrote, to a receiver what all
+// of them wrote into it since the last one.
+type Stage struct{ Sums []StageSum }
 
 // QuietKind says how a publisher became quiet.
 type QuietKind uint8

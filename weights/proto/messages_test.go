@@ -28,7 +28,7 @@ func bodies() []Body {
 		&GrantOf{Grant{1, []uint32{2, 3}, [][]byte{{4}, {5, 6}}}, []Import{{7, 8}}},
 		&Start{[]PeerGrant{{1, Grant{2, []uint32{3}, [][]byte{{4}}}}}},
 		&Drop{[]int{1}},
-		&Stage{1, []StageSum{{2, 3, 4, 5, 6}}},
+		&Stage{[]StageSum{{1, 2, 3, 4, 5, 6}}},
 		&Quiet{QuietLeft, []int{1}, []int{2, 3}},
 		&Prepared{Hash{1}},
 		&Failed{CodeDigest, 1, "text"},

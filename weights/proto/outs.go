@@ -77,10 +77,10 @@ type ReceiverOut interface {
 	Resume(v Version)
 	// Flip makes v the version of this rank; shadow: swaps the copies. Then it tells the engine that v is committed, and rebuilds what is derived. Answered by Flipped(err).
 	Flip(e Key, v Version)
-	// Sums brings what a writer says of stages. The shell waits for the counts, compares digests, calls PostLoad, then Verified(key,
+	// Sums brings what writers say of stages. The shell waits for the counts, compares digests, calls PostLoad, then Verified(key,
 	// stage), for each stage that has runs and is not kept; and after the last one Ready(key, root, nil). A stage that fails: Ready with
 	// an error. If nothing is to come at all, Ready comes after Grant.
-	Sums(e Key, from int, sums []StageSum)
+	Sums(e Key, sums []StageSum)
 	// Restore makes the kept version v ready to flip to; answered by Ready(key, root, err).
 	Restore(e Key, v Version)
 	// Suspended: nobody can write: memory may be unmapped. It ends Suspend.

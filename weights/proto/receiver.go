@@ -313,24 +313,36 @@ func (r *Receiver) order(b Body) {
 // stage hands sums on, each once.
 func (r *Receiver) stage(x *Stage) {
 	p := r.part
-	if p.phase != phReady || p.source() || !slices.Contains(p.Writers, x.From) {
+	if p.phase != phReady || p.source() {
 		return
-	}
-	i := slices.IndexFunc(p.told, func(t told) bool { return t.from == x.From })
-	if i < 0 {
-		i = len(p.told)
-		p.told = append(p.told, told{from: x.From})
 	}
 	var sums []StageSum
 	for _, s := range x.Sums {
-		if s.To == p.Me && !hasBit(p.told[i].stages, s.Stage) {
-			setBit(&p.told[i].stages, s.Stage)
+		if s.To == p.Me && r.fresh(s) {
 			sums = append(sums, s)
 		}
 	}
 	if len(sums) > 0 {
-		r.mine.Sums(p.Key, x.From, sums)
+		r.mine.Sums(p.Key, sums)
 	}
+}
+
+// fresh reports whether a sum is of a writer that has not said it yet, and notes it.
+func (r *Receiver) fresh(s StageSum) bool {
+	p := r.part
+	i := slices.IndexFunc(p.told, func(t told) bool { return t.from == s.From })
+	if i < 0 {
+		if !slices.Contains(p.Writers, s.From) {
+			return false
+		}
+		i = len(p.told)
+		p.told = append(p.told, told{from: s.From})
+	}
+	if hasBit(p.told[i].stages, s.Stage) {
+		return false
+	}
+	setBit(&p.told[i].stages, s.Stage)
+	return true
 }
 
 func hasBit(b []uint64, i int) bool { return i/64 < len(b) && b[i/64]>>(i%64)&1 != 0 }

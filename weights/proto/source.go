@@ -40,7 +40,7 @@ func (m *member) tellSums() {
 	p := m.part
 	for len(p.sums) > 0 {
 		n := min(len(p.sums), maxSums)
-		m.sayBack(&Stage{From: p.Me, Sums: p.sums[:n]})
+		m.sayBack(&Stage{Sums: p.sums[:n]})
 		p.sums = p.sums[n:]
 	}
 	p.sums, p.sumsAt = nil, 0

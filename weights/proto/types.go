@@ -207,7 +207,8 @@ type Grant struct {
 
 // StageSum is what one publisher has written into one receiver in one stage.
 type StageSum struct {
-	To     int // index of the receiver in the members of the epoch
+	From   int // index of the publisher in the members of the epoch; the controller says it
+	To     int // and of the receiver
 	Stage  int
 	Digest uint64 // the transfer digest; 0 when Verify is off
 	Runs   uint64

@@ -47,6 +47,14 @@ type Body interface {
 	fields(*coder)
 }
 
+// KindOf is the kind of an encoded message, for those who count them; 0 of what is none.
+func KindOf(data []byte) Kind {
+	if len(data) < 4 {
+		return 0
+	}
+	return Kind(data[3])
+}
+
 // Encode makes a message.
 func Encode(h Head, b Body) []byte {
 	c := coder{b: make([]byte, 0, 128)}

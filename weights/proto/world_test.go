@@ -409,7 +409,7 @@ func (n *node) Resume(v Version)         { n.later(answer{kind: "resume", v: v})
 func (n *node) Flip(e Key, v Version)    { n.later(answer{kind: "flip", key: e, v: v}) }
 func (n *node) Restore(e Key, v Version) { n.later(answer{kind: "restore", key: e, v: v}) }
 func (n *node) Suspended()               { n.later(answer{kind: "suspended"}) }
-func (n *node) Sums(e Key, _ int, s []StageSum) {
+func (n *node) Sums(e Key, s []StageSum) {
 	for i := range n.imms {
 		if l := &n.imms[i]; l.key == e {
 			for _, x := range s {

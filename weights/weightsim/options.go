@@ -30,15 +30,21 @@ type Options struct {
 	StageRate          float64
 	TaskCost, CopyCost time.Duration
 
+	// Instances is the inference engine of each receiver, by rank; default all of one, and those of the plan in Run.
+	Instances []int
+
 	// Control is one way of a message over a control connection, default 100 µs; Handling is what the controller needs for each message
-	// that it receives or sends, default 2 µs; Decide is the time of its durable log, default 100 µs.
+	// that it receives or sends, default 2 µs, beside its bytes at ControlRate, bytes per second, default 2e9; Decide is the time of its
+	// durable log, default 100 µs.
 	Control, Handling, Decide time.Duration
+	ControlRate               float64
 
 	Faults []Fault
 	// RetryTimeout is when a peer notices the silent death of a card, default 100 ms. Detect is when the controller notices the death of a
-	// process, whose control connection ends with it, default 5 ms. Replan is how long the repair of a plan takes and the new slices need to
-	// get to the members, default 150 ms: those of the reference case k2 are 1.4 s of one core, spread over 16, and 40 MB.
+	// process, whose control connection ends with it, default 5 ms. Replan is how long the controller needs for a repair of the plan; 0:
+	// as long as it took here, slices being made on PlanCores cores, default 16.
 	RetryTimeout, Detect, Replan time.Duration
+	PlanCores                    int
 
 	Seed uint64 // of the fabric
 
@@ -82,7 +88,8 @@ func (o Options) withDefaults() Options {
 	orDefault(&o.Decide, 100*time.Microsecond)
 	orDefault(&o.RetryTimeout, 100*time.Millisecond)
 	orDefault(&o.Detect, 5*time.Millisecond)
-	orDefault(&o.Replan, 150*time.Millisecond)
+	orDefault(&o.PlanCores, 16)
+	orDefault(&o.ControlRate, 2e9)
 	o.NICs = withFragment(o.NICs, o.Fragment)
 	hosts := make(map[string][]sim.NIC, len(o.Hosts))
 	for name, nics := range o.Hosts {
@@ -90,6 +97,14 @@ func (o Options) withDefaults() Options {
 	}
 	o.Hosts = hosts
 	return o
+}
+
+// instance is the inference engine of a receiver.
+func (o *Options) instance(rank int) int {
+	if rank < len(o.Instances) {
+		return o.Instances[rank]
+	}
+	return 0
 }
 
 func orDefault[T comparable](v *T, d T) {
@@ -127,7 +142,7 @@ func (o Options) Assumptions() []string {
 		fmt.Sprintf("network: %d x %.4g Gbit/s of payload for each rank, latency %v, %v for each write and %v of the sender's processor; "+
 			"switches never block; writes move in pieces of %d KiB", len(o.NICs), float64(nic.LinkBits)/1e9, nic.Latency, nic.OpCost, nic.PostCost+nic.DoorbellCost, o.Fragment>>10),
 		fmt.Sprintf("staging: GPUs read %s, and %v for each task; at most %.4g GB at once", rate(o.StageRate), o.TaskCost, float64(o.Watermark)/1e9),
-		fmt.Sprintf("control: %v one way, %v of the controller for each message, %v for its log", o.Control, o.Handling, o.Decide),
+		fmt.Sprintf("control: %v one way, %v of the controller for each message and %s, %v for its log", o.Control, o.Handling, rate(o.ControlRate), o.Decide),
 	}
 	if o.CopyRate > 0 {
 		out = append(out, fmt.Sprintf("copies from host memory: %s, and %v for each", rate(o.CopyRate), o.CopyCost))
@@ -135,7 +150,7 @@ func (o Options) Assumptions() []string {
 		out = append(out, "the trainers' weights are in GPU memory")
 	}
 	if len(o.Faults) > 0 {
-		out = append(out, fmt.Sprintf("faults: a silent adapter is noticed after %v, a dead process after %v; a new plan takes %v", o.RetryTimeout, o.Detect, o.Replan))
+		out = append(out, fmt.Sprintf("faults: a silent adapter is noticed after %v, a dead process after %v", o.RetryTimeout, o.Detect))
 	}
 	return out
 }

@@ -2,12 +2,14 @@ package weightsim
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
 	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/provider"
 	"github.com/hawser-project/hawser/reshard"
+	"github.com/hawser-project/hawser/weights/proto"
 	"github.com/hawser-project/hawser/weights/schedule"
 )
 
@@ -19,6 +21,7 @@ type publisher struct {
 	h       *host
 	slice   *reshard.Slice
 	epoch   uint32
+	e       *proto.Epoch // once it may write
 	dests   []*destination
 	byRank  map[int]int // in dests
 	windows *schedule.Windows[pending]
@@ -33,7 +36,7 @@ type publisher struct {
 	staging bool
 	open    int // jobs that have not ended
 	free    []*write
-	ended   func() // nothing is in flight any more, and nothing is left to do or the publisher was stopped
+	ended   bool // the machine was told that nothing is in flight any more
 
 	times Publisher
 	marks []marks // by stage, of a trace
@@ -44,6 +47,14 @@ type destination struct {
 	h       *host
 	peer    *rail.Peer
 	remotes []*rail.Remote // by buffer
+	member  int            // index in the epoch
+	stages  []sent
+}
+
+// sent is what is written to a destination in a stage.
+type sent struct {
+	left, runs int32 // left have not ended
+	bytes      int64
 }
 
 // job is a task on its way.
@@ -102,6 +113,74 @@ func unrotate(s *reshard.Slice) {
 	})
 }
 
+// start is START: it connects where a repair needs it, imports what was granted, and begins.
+func (p *publisher) start(e *proto.Epoch) {
+	w := p.h.w
+	p.e = e
+	member := map[proto.ID]int{}
+	for i := range e.Members {
+		member[e.Members[i].ID] = i
+	}
+	for _, rank := range destinations(p.slice) {
+		d := &destination{h: w.byName[fmt.Sprintf("infer-%d", rank)], stages: make([]sent, len(p.slice.Stages))}
+		d.member = member[d.h.node.id]
+		p.byRank[rank] = len(p.dests)
+		p.dests = append(p.dests, d)
+		if p.h.peers[d.h.index] == nil {
+			w.check(w.offer(p.h, d.h))
+		}
+	}
+	for i := range p.slice.Tasks {
+		for k := range p.slice.Tasks[i].Runs {
+			r := &p.slice.Tasks[i].Runs[k]
+			s := &p.dests[p.byRank[r.Peer]].stages[r.Stage]
+			s.left, s.runs, s.bytes = s.left+1, s.runs+1, s.bytes+r.Len
+		}
+	}
+	p.connected()
+}
+
+// connected waits for new sessions.
+func (p *publisher) connected() {
+	w := p.h.w
+	if p.stopped || p.h.dead {
+		return
+	}
+	for _, d := range p.dests {
+		a, b := p.h.peers[d.h.index], d.h.peers[p.h.index]
+		if links := max(p.h.g.Rails(), d.h.g.Rails()); a.Ready() < links || b.Ready() < links {
+			w.after(w.o.Control, p.connected)
+			return
+		}
+	}
+	for _, d := range p.dests {
+		if err := p.bind(d); err != nil {
+			w.fail("%s to %s: %w", p.h.name, d.h.name, err)
+			return
+		}
+	}
+	p.aim(w.o)
+	p.begin()
+}
+
+// bind imports what a destination has granted.
+func (p *publisher) bind(d *destination) error {
+	if err := p.h.w.live(p.h, d.h); err != nil {
+		return err
+	}
+	d.peer = p.h.peers[d.h.index]
+	for k, n := range d.h.rcv.buffers {
+		keys, err := d.h.g.Grant(d.h.regions[k], d.h.peers[p.h.index], 0, n)
+		if err != nil {
+			return err
+		}
+		r := &rail.Remote{}
+		r.Init(d.peer, k, keys)
+		d.remotes = append(d.remotes, r)
+	}
+	return nil
+}
+
 // aim makes the windows, once the destinations are known.
 func (p *publisher) aim(o *Options) {
 	p.windows = schedule.NewWindows[pending](len(p.dests), o.Limits)
@@ -112,10 +191,14 @@ func (p *publisher) aim(o *Options) {
 	}
 }
 
-// begin is START: from now on it may write.
+// begin begins to write.
 func (p *publisher) begin() {
 	p.started = true
-	p.times.Start = p.h.w.now()
+	w := p.h.w
+	p.times.Start = w.now()
+	if p.e.Since != p.e.Key {
+		w.repaired = max(w.repaired, w.now())
+	}
 	p.maxima.begin(p)
 	p.advance()
 }
@@ -129,11 +212,11 @@ func (p *publisher) advance() {
 	p.stage()
 	p.submit()
 	over := p.stopped || p.open == 0 && p.next == len(p.slice.Tasks)
-	if over && p.windows.Flying() == 0 && p.ended != nil {
-		end := p.ended
-		p.ended = nil
+	if over && p.windows.Flying() == 0 && !p.ended {
+		p.ended = true
 		p.times.End = p.h.w.now()
-		end()
+		n, k := p.h.node, p.e.Key
+		n.later(func(now proto.Time) { n.p.Wrote(now, k, nil, nil, nil) })
 	}
 }
 
@@ -284,7 +367,7 @@ func (p *publisher) fill(d int, x pending) *write {
 	to := p.dests[d]
 	w.Kind, w.Owner, w.Peer, w.Src, w.Dst = rail.Write, w, to.peer, p.h.source(x.job), to.remotes[x.run.Buffer]
 	w.SrcOff, w.DstOff, w.Len = uint64(x.run.From+x.job.off), uint64(x.run.Offset), uint64(x.run.Len)
-	w.HasImm, w.Imm, w.Parts = true, p.epoch<<stageBits|uint32(x.run.Stage), 1
+	w.HasImm, w.Imm, w.Parts = true, immOf(p.epoch, x.run.Stage), 1
 	return w
 }
 
@@ -314,16 +397,28 @@ func (w *write) Complete(*rail.Op) {
 	if p.marks != nil {
 		p.marks[r.Stage].wrote = p.h.w.now()
 	}
+	p.placed(p.dests[d], r.Stage)
 	if j.left--; j.left == 0 && !p.stopped {
 		p.release(j)
 	}
 	p.advance()
 }
 
-// stop ends the submitting; ended is called when nothing is in flight any more.
-func (p *publisher) stop(ended func()) {
-	p.stopped, p.started = true, true
+// placed tells the machine of a stage that a destination has as a whole.
+func (p *publisher) placed(d *destination, stage int) {
+	s := &d.stages[stage]
+	if s.left--; s.left == 0 {
+		n, k := p.h.node, p.e.Key
+		sum := proto.StageSum{To: d.member, Stage: stage, Runs: uint64(s.runs), Bytes: uint64(s.bytes)}
+		n.later(func(now proto.Time) { n.p.Staged(now, k, []proto.StageSum{sum}) })
+	}
+}
+
+// stop ends the submitting. Nothing is in flight if it has not begun.
+func (p *publisher) stop() {
+	if p.stopped = true; p.windows == nil {
+		p.aim(p.h.w.o)
+	}
+	p.started = true
 	p.windows.Drop()
-	p.ended = ended
-	p.advance()
 }

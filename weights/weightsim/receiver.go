@@ -1,34 +1,44 @@
 package weightsim
 
 import (
-	"time"
-
 	"github.com/hawser-project/hawser/reshard"
+	"github.com/hawser-project/hawser/weights/proto"
 )
 
-// receiver counts what arrives at one inference rank, stage by stage, as weights.Receiver does with its counters.
+// receiver counts what arrives at one inference rank in one epoch, stage by stage, as weights.Receiver does with its counters.
 type receiver struct {
 	h       *host
+	key     proto.Key
+	epoch   uint32
 	slice   *reshard.Slice
 	buffers []uint64 // lengths
 	expect  []int    // runs by stage
 	left    []int    // of these, to come
+	owing   []int    // publishers by stage that have not said what they wrote
+	next    int      // stage: all before are verified
 	open    int      // stages that are not complete
 	bytes   int64
-	full    func() // every stage is complete
+	ready   bool
 
 	times Receiver
 	marks []marks
 }
 
-func newReceiver(h *host, s *reshard.Slice, o *Options) *receiver {
-	r := &receiver{h: h, slice: s, expect: make([]int, len(s.Stages))}
+func newReceiver(h *host, s *reshard.Slice, e *proto.Epoch, o *Options) *receiver {
+	r := &receiver{h: h, key: e.Key, epoch: uint32(e.Key.Number), slice: s, expect: make([]int, len(s.Stages)), owing: make([]int, len(s.Stages))}
 	for _, n := range s.Buffers {
 		r.buffers = append(r.buffers, uint64(max(n, 1)))
 	}
+	type part struct{ stage, from int }
+	seen := map[part]bool{}
 	for i := range s.Runs {
-		r.expect[s.Runs[i].Stage]++
-		r.bytes += s.Runs[i].Len
+		x := &s.Runs[i]
+		r.expect[x.Stage]++
+		r.bytes += x.Len
+		if at := (part{x.Stage, x.Peer}); !seen[at] {
+			seen[at] = true
+			r.owing[x.Stage]++
+		}
 	}
 	r.times.Rank, r.times.Bytes = s.Rank, r.bytes
 	r.left = append([]int(nil), r.expect...)
@@ -43,14 +53,16 @@ func newReceiver(h *host, s *reshard.Slice, o *Options) *receiver {
 	return r
 }
 
-// epochs are told apart by the immediates that receivers hand out: here by the bits above the stage.
+// immOf is the immediate of a stage: those of different epochs differ.
+func immOf(epoch uint32, stage int) uint32 { return epoch<<stageBits | uint32(stage) }
+
 const stageBits = 16
 
 // counted takes an immediate.
-func (r *receiver) counted(_ *host, imm uint32) {
+func (r *receiver) counted(imm uint32) {
 	w := r.h.w
 	stage, epoch := int(imm&(1<<stageBits-1)), imm>>stageBits
-	if epoch != w.ctl.epoch {
+	if epoch != r.epoch {
 		w.ctl.stale++
 		return
 	}
@@ -70,42 +82,29 @@ func (r *receiver) counted(_ *host, imm uint32) {
 	}
 	if r.open--; r.open == 0 {
 		r.times.Done = w.now()
-		r.full()
+		w.lastByte = max(w.lastByte, r.times.Done)
 	}
+	r.advance()
 }
 
-// complete reports whether a stage has everything.
-func (r *receiver) complete(stage int) bool { return r.left[stage] == 0 }
-
-// server is the controller's one thread: it handles a message at a time.
-type server struct {
-	w    *world
-	free time.Duration // when it is idle again
+// hear takes what publishers say.
+func (r *receiver) hear(sums []proto.StageSum) {
+	for i := range sums {
+		r.owing[sums[i].Stage]--
+	}
+	r.advance()
 }
 
-// work has f called when the controller has got to it.
-func (s *server) work(f func()) {
-	now := s.w.now()
-	s.free = max(s.free, now) + s.w.o.Handling
-	s.w.after(s.free-now, f)
-}
-
-// tell sends a message to a member, where f handles it.
-func (s *server) tell(h *host, f func()) {
-	s.work(func() {
-		s.w.after(s.w.o.Control, func() {
-			if !h.dead {
-				f()
-			}
-		})
-	})
-}
-
-// hear has a member send a message, which f handles on the controller.
-func (s *server) hear(h *host, f func()) {
-	s.w.after(s.w.o.Control, func() {
-		if !h.dead {
-			s.work(f)
+// advance verifies stages in their order, once their writes are counted and announced.
+func (r *receiver) advance() {
+	n := r.h.node
+	for ; r.next < len(r.left) && r.left[r.next] == 0 && r.owing[r.next] <= 0; r.next++ {
+		if stage := r.next; r.expect[stage] > 0 {
+			n.later(func(now proto.Time) { n.r.Verified(now, r.key, stage) })
 		}
-	})
+	}
+	if r.next == len(r.left) && !r.ready {
+		r.ready = true
+		n.later(func(now proto.Time) { n.r.Ready(now, r.key, proto.Hash{}, nil) })
+	}
 }

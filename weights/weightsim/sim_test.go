@@ -74,9 +74,9 @@ func (x shape) simulate(t testing.TB, o Options) *Timeline {
 }
 
 // repair has the neighbour of each lost source send its runs, too.
-func (x shape) repair(lost []int, verified func(dst, stage int) bool) (sources, dests []*reshard.Slice, err error) {
+func (x shape) repair(lost []int, verified func(dst, stage int) bool) (Repaired, error) {
 	x.only = func(_, dst, stage int) bool { return !verified(dst, stage) }
-	sources, dests = x.slices()
+	sources, dests := x.slices()
 	for _, l := range lost {
 		heir := sources[(l+1)%len(sources)]
 		heir.Tasks = append(heir.Tasks, sources[l].Tasks...)
@@ -89,7 +89,8 @@ func (x shape) repair(lost []int, verified func(dst, stage int) bool) (sources, 
 			}
 		}
 	}
-	return slices.DeleteFunc(sources, func(s *reshard.Slice) bool { return slices.Contains(lost, s.Rank) }), dests, nil
+	sources = slices.DeleteFunc(sources, func(s *reshard.Slice) bool { return slices.Contains(lost, s.Rank) })
+	return Repaired{Sources: sources, Dests: dests, Bytes: 1 << 20}, nil
 }
 
 // small is a push of 16 sources to 8 destinations that takes some 40 ms at 400 Gbit/s.
@@ -244,7 +245,7 @@ func TestRunFails(t *testing.T) {
 			t.Errorf("%s: %v, want %q", name, err, c.text)
 		}
 	}
-	none := func([]int, func(int, int) bool) ([]*reshard.Slice, []*reshard.Slice, error) { return nil, nil, cause }
+	none := func([]int, func(int, int) bool) (Repaired, error) { return Repaired{}, cause }
 	o := Options{Faults: []Fault{{Place: "train-1", Share: 0.1}}}
 	if _, err := Simulate(t.Context(), s, d, none, o); !errors.Is(err, cause) {
 		t.Errorf("no replica: %v", err)

@@ -1,6 +1,7 @@
 package weightsim
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -8,11 +9,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hawser-project/hawser/internal/rail"
 	"github.com/hawser-project/hawser/internal/wire"
 	"github.com/hawser-project/hawser/provider"
 	"github.com/hawser-project/hawser/provider/sim"
 	"github.com/hawser-project/hawser/reshard"
+	"github.com/hawser-project/hawser/weights/proto"
 )
 
 // Simulate plays the push of sources to dests, which are the slices of one plan; see Run. repair may be nil: then no trainer may die.
@@ -22,25 +23,33 @@ func Simulate(ctx context.Context, sources, dests []*reshard.Slice, repair Repai
 		o: &o, repair: repair, byName: map[string]*host{}, notices: map[[2]int][]*wire.LinkNotice{},
 		f: sim.New(sim.Config{Seed: o.Seed, Rails: o.NICs, Hosts: o.Hosts, RetryTimeout: o.RetryTimeout, Manual: true}),
 	}
-	w.ctl = &control{server: server{w: w}}
+	w.first = Repaired{Sources: sources, Dests: dests}
 	defer w.close()
-	if err := w.open(sources, dests); err != nil {
+	err := w.open(sources, dests)
+	if err == nil {
+		err = w.checkFaults()
+	}
+	if err == nil {
+		_, err = newControl(w, sources, dests)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("weightsim: %w", err)
 	}
-	if err := w.checkFaults(); err != nil {
-		return nil, fmt.Errorf("weightsim: %w", err)
-	}
-	w.bounds()
-	w.start = w.f.Now()
+	w.bounds(sources, dests)
 	w.ctl.begin()
-	w.injectFaults()
 	if err := w.play(ctx, func() bool { return w.ctl.done }); err != nil {
 		return nil, err
+	}
+	if x := &w.ctl.outcome; x.Err != nil || len(x.Out) > 0 {
+		if w.ctl.repairs != nil {
+			return nil, fmt.Errorf("weightsim: at %v: %w: the plan cannot be repaired: %w", w.now().Round(time.Microsecond), x.Err, w.ctl.repairs)
+		}
+		return nil, fmt.Errorf("weightsim: at %v: instances out %v: %w", w.now().Round(time.Microsecond), x.Out, cmp.Or(x.Err, proto.ErrAborted))
 	}
 	return w.timeline(), nil
 }
 
-// open makes the hosts, connects those that the plan has to do with each other, and aims the publishers.
+// open makes the hosts, and connects those that the plan has to do with each other.
 func (w *world) open(sources, dests []*reshard.Slice) error {
 	rcvs := map[int]*host{}
 	for _, d := range dests {
@@ -55,7 +64,26 @@ func (w *world) open(sources, dests []*reshard.Slice) error {
 			return err
 		}
 	}
-	return w.connect()
+	for w.settle(); w.f.Step(); w.settle() {
+		if w.fault != nil {
+			return w.fault
+		}
+	}
+	return nil
+}
+
+// partners of a source are those that it agrees with on maxima, in the order in which they come first.
+func partners(s *reshard.Slice) (ranks []int) {
+	seen := map[int]bool{}
+	for i := range s.Amax {
+		for _, x := range s.Amax[i].Peers {
+			if !seen[x.Rank] {
+				seen[x.Rank] = true
+				ranks = append(ranks, x.Rank)
+			}
+		}
+	}
+	return ranks
 }
 
 // destinations of a source, ascending.
@@ -74,8 +102,6 @@ func (w *world) addReceiver(s *reshard.Slice, peers int) (*host, error) {
 	if err != nil {
 		return nil, err
 	}
-	h.rcv = newReceiver(h, s, w.o)
-	w.ctl.rcvs = append(w.ctl.rcvs, h.rcv)
 	for _, n := range s.Buffers {
 		if err := h.phantom(n, provider.AccessRemoteWrite); err != nil {
 			return nil, err
@@ -92,8 +118,6 @@ func (w *world) addPublisher(s *reshard.Slice, rcvs map[int]*host) error {
 	if err != nil {
 		return err
 	}
-	h.pub = newPublisher(h, s, 0, w.o)
-	w.ctl.pubs = append(w.ctl.pubs, h.pub)
 	for _, n := range append(slices.Clone(s.Buffers), stagingSpace) {
 		if err := h.phantom(n, 0); err != nil {
 			return err
@@ -104,44 +128,9 @@ func (w *world) addPublisher(s *reshard.Slice, rcvs map[int]*host) error {
 		if r == nil {
 			return fmt.Errorf("%s writes to rank %d, of which there is no slice", h.name, d)
 		}
-		h.pub.byRank[d] = len(h.pub.dests)
-		h.pub.dests = append(h.pub.dests, &destination{h: r})
 		if err := w.offer(h, r); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// connect waits until all sessions are there, and has receivers grant what publishers will write to.
-func (w *world) connect() error {
-	for w.settle(); w.f.Step(); w.settle() {
-		if w.fault != nil {
-			return w.fault
-		}
-	}
-	return w.aim()
-}
-
-// aim has receivers grant what publishers will write to, and publishers make their windows. All sessions are there.
-func (w *world) aim() error {
-	for _, p := range w.ctl.pubs {
-		for _, d := range p.dests {
-			if err := w.live(p.h, d.h); err != nil {
-				return err
-			}
-			d.peer = p.h.peers[d.h.index]
-			for k, n := range d.h.rcv.buffers {
-				keys, err := d.h.g.Grant(d.h.regions[k], d.h.peers[p.h.index], 0, n)
-				if err != nil {
-					return err
-				}
-				r := &rail.Remote{}
-				r.Init(d.peer, k, keys)
-				d.remotes = append(d.remotes, r)
-			}
-		}
-		p.aim(w.o)
 	}
 	return nil
 }
@@ -160,36 +149,47 @@ func (w *world) progress() {
 }
 
 // bounds is what follows from the slices and the speed of the NICs.
-func (w *world) bounds() {
+func (w *world) bounds(sources, dests []*reshard.Slice) {
 	t := &w.plan
-	for _, r := range w.ctl.rcvs {
-		t.Bytes += r.bytes
-		t.MaxIn = max(t.MaxIn, r.bytes)
-		t.Floor = max(t.Floor, took(r.bytes*8, bits(w.o, r.h.name)))
-	}
-	for _, p := range w.ctl.pubs {
+	for _, d := range dests {
 		n := int64(0)
-		for i := range p.slice.Tasks {
-			for k := range p.slice.Tasks[i].Runs {
-				n += p.slice.Tasks[i].Runs[k].Len
+		for i := range d.Runs {
+			n += d.Runs[i].Len
+		}
+		t.Bytes += n
+		t.MaxIn = max(t.MaxIn, n)
+		t.Floor = max(t.Floor, took(n*8, bits(w.o, fmt.Sprintf("infer-%d", d.Rank))))
+	}
+	for _, s := range sources {
+		n := int64(0)
+		for i := range s.Tasks {
+			for k := range s.Tasks[i].Runs {
+				n += s.Tasks[i].Runs[k].Len
 			}
 		}
 		t.MaxOut = max(t.MaxOut, n)
-		t.AvgOut += float64(n) / float64(len(w.ctl.pubs))
-		t.Floor = max(t.Floor, took(n*8, bits(w.o, p.h.name)))
+		t.AvgOut += float64(n) / float64(len(sources))
+		t.Floor = max(t.Floor, took(n*8, bits(w.o, fmt.Sprintf("train-%d", s.Rank))))
 	}
 }
 
 func (w *world) timeline() *Timeline {
 	t := &w.plan
 	t.Total, t.LastByte, t.Stale, t.Events, t.FirstByte = w.ctl.total, w.lastByte, w.ctl.stale, w.f.Stats().Events, math.MaxInt64
-	t.Repaired, t.Resent = w.repaired, w.resent
-	for _, r := range w.ctl.rcvs {
-		t.Receivers = append(t.Receivers, r.times)
-		t.receiverAt = append(t.receiverAt, r.marks)
-		t.stages = r.slice.Stages
+	t.Repaired, t.Resent, t.Control = w.repaired, w.resent, w.ctl.traffic
+	pubs := w.past // each epoch of a publisher stands for itself
+	for _, n := range w.ctl.nodes {
+		switch {
+		case n.r != nil:
+			r := n.h.rcv
+			t.Receivers = append(t.Receivers, r.times)
+			t.receiverAt = append(t.receiverAt, r.marks)
+			t.stages = r.slice.Stages
+		case n.p != nil:
+			pubs = append(pubs, n.h.pub)
+		}
 	}
-	for _, p := range append(w.past, w.ctl.pubs...) { // of an epoch that was repaired, each stands for itself
+	for _, p := range pubs {
 		x := p.times
 		x.Peak = p.arena.Peak()
 		nic := &w.o.NICs[0]

@@ -22,6 +22,7 @@ type Timeline struct {
 	Resent      int64         // bytes that a repair sent again
 	Publishers  []Publisher
 	Receivers   []Receiver
+	Control     Traffic
 	Events      uint64 // that the fabric played
 	stages      []string
 	publisherAt [][]marks

@@ -10,6 +10,8 @@ import (
 	"github.com/hawser-project/hawser/internal/wire"
 	"github.com/hawser-project/hawser/provider"
 	"github.com/hawser-project/hawser/provider/sim"
+	"github.com/hawser-project/hawser/reshard"
+	"github.com/hawser-project/hawser/weights/proto"
 )
 
 // world is the hosts of a push, the fabric between them, and the loop that lets them act. Everything in it belongs to the goroutine that
@@ -31,6 +33,9 @@ type world struct {
 	repair   RepairFunc
 	notices  map[[2]int][]*wire.LinkNotice // under way, by sender and receiver
 	shares   []Fault                       // that wait for their share of landed
+	first    Repaired                      // the plan
+	slices   map[proto.Hash]*reshard.Slice // of the plan that was made last
+	encoded  int                           // bytes of one of them
 	past     []*publisher                  // of epochs that have ended
 	lastByte time.Duration                 // every receiver has everything
 	repaired time.Duration                 // see Timeline
@@ -49,8 +54,9 @@ type host struct {
 	regions []*rail.Memory     // by buffer; of a publisher, its staging comes last
 	peers   map[int]*rail.Peer // sessions, by host
 	live    map[int]bool       // those that are complete
-	pub     *publisher
-	rcv     *receiver
+	node    *node
+	pub     *publisher // of the epoch that was planned last
+	rcv     *receiver  // of the epoch that was granted last
 }
 
 // bell is what the fabric rings when a host may have something to do.
@@ -79,6 +85,12 @@ func (w *world) after(d time.Duration, f func()) {
 func (w *world) fail(format string, args ...any) {
 	if w.fault == nil {
 		w.fault = fmt.Errorf("weightsim: at %v: "+format, append([]any{w.now().Round(time.Microsecond)}, args...)...)
+	}
+}
+
+func (w *world) check(err error) {
+	if err != nil {
+		w.fail("%w", err)
 	}
 }
 
@@ -220,9 +232,9 @@ func (w *world) tick() {
 
 // Sink of the host's group.
 
-func (h *host) Imm(p *rail.Peer, imm uint32) {
+func (h *host) Imm(_ *rail.Peer, imm uint32) {
 	if h.rcv != nil {
-		h.rcv.counted(p.Tag.(*host), imm)
+		h.rcv.counted(imm)
 	}
 }
 
@@ -278,8 +290,8 @@ func (h *host) GiveUp(p *rail.Peer, why string, _ bool) {
 	h.w.fail("%s gives the session with %s up: %s", h.name, to.name, why)
 }
 
-func (h *host) Fenced(*rail.Peer, bool) {}
-func (h *host) Settle()                 {}
+func (h *host) Fenced(p *rail.Peer, proved bool) { h.node.fenced(p, proved) }
+func (h *host) Settle()                          {}
 
 func (h *host) Dead(i int, err error) {
 	h.w.o.note(h.w.now(), "%s: rail %d is dead: %v", h.name, i, err)
