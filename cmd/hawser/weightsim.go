@@ -35,8 +35,8 @@ type weightsSimulateCmd struct {
 
 // Help is shown below the first line of the help.
 func (weightsSimulateCmd) Help() string {
-	return "Nothing is moved. The plan, the schedule of each publisher and the placement on adapters are those of a real push, on a simulated " +
-		"network and virtual time; copies, staging and control messages take assumed times, which are printed."
+	return "Nothing is moved. The plan, the schedule of each publisher, the machines of the protocol and the placement on adapters are those of a real push, on " +
+		"a simulated network and virtual time; copies, staging and the handling of messages take assumed times, which are printed."
 }
 
 // simulated is the result in JSON. Of several runs it is the first one.
@@ -84,8 +84,14 @@ type simulatedRun struct {
 	LastByte  float64 `json:"last_byte_ms"`
 	Commit    float64 `json:"commit_ms"`
 	Repaired  float64 `json:"repaired_ms,omitempty"`
-	Resent    int64   `json:"repaired_bytes,omitempty"`
-	Writes    int64   `json:"writes"`
+	// of control connections, from BEGIN on
+	Messages     int            `json:"messages"`
+	MessageBytes int64          `json:"message_bytes"`
+	MessageKinds map[string]int `json:"message_kinds"`
+	Controller   float64        `json:"controller_busy_ms"`
+
+	Resent int64 `json:"repaired_bytes,omitempty"`
+	Writes int64 `json:"writes"`
 
 	// of the average trainer
 	Copy        float64 `json:"trainer_copy_ms"`
@@ -286,6 +292,7 @@ func (r *simulated) add(t *weightsim.Timeline, window int, order string, took ti
 		Window: window, Order: order, Expected: millis(t.Total), OfFloor: float64(t.Total) / float64(t.Floor),
 		Start: millis(t.Start), FirstByte: millis(t.FirstByte), LastByte: millis(t.LastByte), Commit: millis(t.Commit()),
 		Repaired: millis(t.Repaired), Resent: t.Resent, Writes: t.Writes,
+		Messages: t.Control.Messages, MessageBytes: t.Control.Bytes, MessageKinds: t.Control.Kinds, Controller: millis(t.Control.Busy),
 		Copy: millis(m.Copy), Amax: millis(m.Amax), Stage: millis(m.Stage), Post: millis(m.Post), PeakStaging: m.Peak,
 		Seconds: took.Seconds(), Events: t.Events,
 	})
@@ -346,6 +353,7 @@ func (r *simulated) printStages(u *ui) {
 		{"until the first byte", "", fmt.Sprintf("%.1f", r.FirstByte), ""},
 		{"until the last byte", "", fmt.Sprintf("%.1f", r.LastByte), ""},
 		{"commit", "", fmt.Sprintf("%.1f", r.Commit), "digests, PREPARED, decision, DONE"},
+		{"controller is busy", "", fmt.Sprintf("%.1f", r.Controller), fmt.Sprintf("%d messages, %s, hidden but for START and commit", r.Messages, bytesText(r.MessageBytes))},
 		{"total", cell(p.total), fmt.Sprintf("%.1f", r.Expected), ""},
 	}
 	if p.gather == 0 {

@@ -132,7 +132,6 @@ func (c *Controller) sayHalt() {
 	e := c.epoch
 	c.enter(epHalting, c.cfg.Limits.Quiet)
 	c.forget(func(l *letter) bool { return l.about == e.key.Number && l.kind != KindOut })
-	c.forward() // what is verified need not be written again
 	for _, s := range e.sources {
 		p := &e.at[s]
 		if !p.lost {
@@ -145,6 +144,7 @@ func (c *Controller) sayHalt() {
 // sayFence makes sure that nobody writes any more.
 func (c *Controller) sayFence() {
 	e := c.epoch
+	c.forward() // what is verified need not be written again
 	c.enter(epFencing, c.cfg.Limits.Quiet)
 	e.round++
 	c.forget(func(l *letter) bool { return l.about == e.key.Number && l.kind == KindHalt })

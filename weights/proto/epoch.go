@@ -310,6 +310,7 @@ func (c *Controller) writing() bool {
 	e := c.epoch
 	if !e.pushed && e.all(func(p *progress) bool { return !p.source || p.quiet != nil }) {
 		e.pushed = true
+		c.forward()
 		e.deadline = c.now + c.cfg.Limits.PostLoad
 	}
 	pushed := e.pushed || broken(mutUnquiet)
@@ -394,7 +395,7 @@ func (c *Controller) stage(from int, x *Stage) {
 	}
 	if e.sumsAt == 0 && len(e.sums) > 0 {
 		e.sumsAt = c.now + stagePause
-		if e.at[from].quiet != nil {
+		if e.pushed {
 			c.forward()
 		}
 	}
@@ -418,9 +419,6 @@ func (c *Controller) quiet(i int, x *Quiet) {
 	}
 	if p.quiet == nil || x.How != QuietPushed {
 		p.quiet = x
-	}
-	if len(e.sums) > 0 {
-		c.forward()
 	}
 	if e.phase > epWriting {
 		return
