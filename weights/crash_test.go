@@ -1,13 +1,11 @@
 package weights
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -114,81 +112,6 @@ func kindOf(data []byte) proto.Kind {
 		return 0
 	}
 	return proto.Kind(data[3])
-}
-
-// TestNoMixedVersion reads a stamp of the version on all ranks of an instance, whenever the engine is not paused: never two versions, whatever happens to whom.
-func TestNoMixedVersion(t *testing.T) {
-	for _, shadow := range []bool{false, true} {
-		t.Run(fmt.Sprint("shadow=", shadow), func(t *testing.T) {
-			onNetworks(t, func(t *testing.T, open network) {
-				var running sync.RWMutex // held for reading by the reader, for writing while the engine is paused
-				w := newWorld(t, open, toy{}, change{shadow: shadow, receiver: func(o *ReceiverOptions) {
-					o.Hooks.Pause = func(context.Context, Version) error { running.Lock(); return nil }
-					o.Hooks.Resume = func(context.Context, Version) error { running.Unlock(); return nil }
-				}})
-				w.mustPush(1)
-				stop, reads := make(chan struct{}), atomic.Int64{}
-				var reader sync.WaitGroup
-				reader.Go(func() {
-					for {
-						select {
-						case <-stop:
-							return
-						default:
-							if running.TryRLock() {
-								readStamps(t, w)
-								running.RUnlock()
-								reads.Add(1)
-							}
-						}
-					}
-				})
-				for v := Version(2); v < 6; v++ {
-					if _, err := w.push(v); err != nil {
-						t.Error(err)
-					}
-				}
-				// The next one ends badly, and the instance is either out or serves what it served.
-				s := w.pushSlowly(6)
-				s.release(0, 1)
-				s.verified(2)
-				kill(&w.pubs[3].station)
-				s.rest(2)
-				s.wg.Wait()
-				close(stop)
-				reader.Wait()
-				t.Logf("%d reads", reads.Load())
-			})
-		})
-	}
-}
-
-// readStamps compares an element of the first tensor of every rank with the version that rank 0 has there.
-func readStamps(t *testing.T, w *world) {
-	name := w.dst.Tensors[0].Name
-	var seen Version
-	for r, x := range w.recs {
-		h := x.held[len(x.held)-1]
-		for i := range x.held {
-			if w.dst.Tensors[x.held[i].Tensor].Name == name {
-				h = x.held[i]
-			}
-		}
-		index := h.Lo[0]*w.model.cols + h.Lo[1]
-		got := binary.LittleEndian.Uint16(x.Active()[0].Bytes()[h.Offset:])
-		found := Version(0)
-		for v := Version(1); v < 8; v++ {
-			if word(name, index, v) == got {
-				found = v
-			}
-		}
-		if r == 0 {
-			seen = found
-		}
-		if found == 0 || found != seen {
-			t.Errorf("rank %d has v%d, rank 0 has v%d", r, found, seen)
-		}
-	}
 }
 
 // TestLateWriteAfterAbort: after an abort a publisher that goes on writing changes nothing any more.
