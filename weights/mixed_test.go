@@ -49,7 +49,7 @@ func (v *valve) hooks() Hooks {
 type stamps struct {
 	w        *world
 	instance int
-	reads    func(f func()) error                     // calls f if the engine runs
+	reads    func(f func()) error                      // calls f if the engine runs
 	load     func(rank int, off int64) (uint16, error) // from the memory that a rank computes with
 
 	stop chan struct{}

@@ -3,6 +3,7 @@ package weights
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -43,6 +44,8 @@ type Publisher struct {
 	o PublisherOptions
 	m *proto.Publisher
 
+	free chan struct{} // capacity 1: the machine's part of an epoch is over
+
 	// guarded by mu
 	push  *push
 	inbox *inbox
@@ -81,7 +84,7 @@ func NewPublisher(eng *hawser.Engine, o PublisherOptions) (*Publisher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("weights: publisher %d: %w", o.Rank, err)
 	}
-	p := &Publisher{member: newMember(eng, o.Log), o: o}
+	p := &Publisher{member: newMember(eng, o.Log), o: o, free: make(chan struct{}, 1)}
 	hash := proto.Hash(sha256.Sum256(blob))
 	p.blobs[hash] = blob
 	p.home, p.stager, p.verify, p.mark = o.Controller, o.Stager, o.Verify, o.Watermark
@@ -127,19 +130,14 @@ func (p *Publisher) fitting(_ proto.Mode, s *reshard.Slice) error {
 // Push offers version v and takes part in the epochs that push it, until one of them is decided. ready delivers the numbers of the stages whose
 // bytes are final, all of them in the end; nil: all are. Until Push returns the bytes must not change: a repair may need them again.
 //
-// When ctx ends first, Push waits until nothing of it is under way, and returns ErrInDoubt if an epoch was under way: the others may commit it.
+// When ctx ends first, Push waits until nothing of it is under way, and returns ErrInDoubt if an epoch was under way: the others may commit it. The next Push waits
+// until it is known how that one ended.
 func (p *Publisher) Push(ctx context.Context, v Version, ready <-chan int) (*Report, error) {
 	x := &push{version: v, over: make(chan struct{}), began: time.Now()}
 	if ready != nil {
 		x.ready = &readiness{more: ready, final: map[int]bool{}}
 	}
-	p.mu.Lock()
-	err := p.m.Push(p.now(), v)
-	if err == nil {
-		p.push = x
-	}
-	p.unlock()
-	if err != nil {
+	if err := p.offer(ctx, x); err != nil {
 		return nil, err
 	}
 	select {
@@ -155,6 +153,29 @@ func (p *Publisher) Push(ctx context.Context, v Version, ready <-chan int) (*Rep
 		}
 	}
 	return p.report(x), typed(x.err)
+}
+
+// offer begins a push. One that was given up may have left an epoch whose end is not known here: the controller, or a member of it, tells.
+func (p *Publisher) offer(ctx context.Context, x *push) error {
+	for {
+		p.mu.Lock()
+		err := p.m.Push(p.now(), x.version)
+		if err == nil {
+			p.push = x
+		}
+		given := p.push == nil
+		p.unlock()
+		if !given || !errors.Is(err, hawser.ErrBusy) {
+			return err
+		}
+		select {
+		case <-p.free:
+		case <-p.ctx.Done():
+			return fmt.Errorf("weights: push v%d: %w", x.version, hawser.ErrClosed)
+		case <-ctx.Done():
+			return fmt.Errorf("%w; %w", err, context.Cause(ctx))
+		}
+	}
 }
 
 // Stages are the names of the stages of the last plan that was adopted, in their order: what Push's channel counts. Nil before the first one.

@@ -118,4 +118,9 @@ func (p publisherOut) Ended(_ proto.Version, e proto.Key, err error) {
 	}
 }
 
-func (p publisherOut) Note(n proto.Note) { p.note(n) }
+func (p publisherOut) Note(n proto.Note) {
+	p.note(n)
+	if n.Kind == proto.NotePhase && n.To == "" {
+		signal(p.free)
+	}
+}

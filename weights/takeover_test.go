@@ -3,6 +3,7 @@ package weights
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -91,6 +92,40 @@ func (c *crash) run(t *testing.T) {
 	<-ended
 	c.look(t, w, s)
 	w.mustPush(3)
+}
+
+// TestPushAfterLeft: a push is given up in mid-epoch while there is no controller. The next one waits until somebody says how that epoch ended, instead of being
+// refused, which would leave an update waiting for it.
+func TestPushAfterLeft(t *testing.T) {
+	dir := t.TempDir()
+	w := newWorld(t, networks["shm"](), toy{}, change{controller: func(o *ControllerOptions) { o.StateDir = dir }})
+	w.mustPush(1)
+	s := w.pushSlowly(2)
+	s.release(0)
+	s.verified(1)
+	w.killController()
+	s.cancel()
+	s.wg.Wait()
+	for i, err := range s.errs {
+		if !errors.Is(err, ErrInDoubt) {
+			t.Errorf("publisher %d: the push that was given up ends with %v", i, err)
+		}
+	}
+	w.fill(3)
+	var wg sync.WaitGroup
+	for i, p := range w.pubs {
+		wg.Go(func() {
+			if _, err := p.Push(limit(t), 3, nil); err != nil {
+				t.Errorf("publisher %d: the next push: %v", i, err)
+			}
+		})
+	}
+	w.restart(dir, nil)
+	if _, err := w.c.Update(limit(t), 3); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+	w.check(3)
 }
 
 // look checks what has become of version 2.

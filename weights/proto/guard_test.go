@@ -183,6 +183,24 @@ func lateStopped(t tb) {
 
 func TestLateStopped(t *testing.T) { lateStopped(t) }
 
+// TestLateBegin: an epoch of a push that was given up begins when the next push is offered. The end of the one is not the end of the other, which the controller
+// would wait for in vain.
+func TestLateBegin(t *testing.T) {
+	w := ready(t, worldConfig{publishers: 1, instances: 1, ranks: 1})
+	n := w.nodes[1]
+	if err := n.p.Push(w.now, 3); err != nil {
+		t.Fatal(err)
+	}
+	k := Key{w.ctl().c.term, w.ctl().c.term.Number + 1}
+	h := Head{Seq: 99, Term: k.Term, Epoch: k.Number, Version: 2}
+	n.p.Message(w.now, k.Term.ID, Encode(h, &Begin{Mode: ModePush, Members: []Member{n.p.cfg.Member, w.nodes[2].r.cfg.Member}}))
+	higher := Term{k.Number + 1, ID{0xcc}}
+	n.p.Message(w.now, higher.ID, Encode(Head{Seq: 1, Term: higher}, &Joined{}))
+	if n.p.State() != StateOffered || n.p.offered != 3 {
+		t.Errorf("the push of v3 is %v, of v%d", n.p.State(), n.p.offered)
+	}
+}
+
 // leased: what is copied from refuses to be written.
 func leased(t tb) {
 	w := newWorld(worldConfig{publishers: 1, instances: 1, ranks: 1, shadow: false, copies: true})

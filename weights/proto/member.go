@@ -43,16 +43,16 @@ type role interface {
 	begun(from *part) // a new part, which continues from, or nothing
 	order(b Body)     // a message of the controller about the part
 	out(x *OutOf)
-	peer(from ID, b Body)          // one of another member, about the part
-	gone(id ID)                    // a session has ended
-	again(d *Decision, to ID)      // a decision came again after the part was over
-	wanted(v Version, mode Mode)   // a plan of it has come
-	stray(from ID, h Head, b Body) // a message of another member, about a part that is over
-	decided(d *Decided)            // about the part
-	settled()                      // the fences of the part are done, or stuck
-	late()                         // flipBy is over
-	abandon()                      // a higher term, and the part has no vote
-	refuses() (Code, string)       // why it takes part in no epoch just now
+	peer(from ID, b Body)             // one of another member, about the part
+	gone(id ID)                       // a session has ended
+	again(d *Decision, to ID)         // a decision came again after the part was over
+	wanted(v Version, mode Mode)      // a plan of it has come
+	stray(from ID, h Head, b Body)    // a message of another member, about a part that is over
+	decided(d *Decided)               // about the part
+	settled()                         // the fences of the part are done, or stuck
+	late()                            // flipBy is over
+	abandon()                         // a higher term, and the part has no vote
+	refuses(v Version) (Code, string) // why it takes part in no epoch of v just now
 }
 
 type kept struct {
@@ -340,7 +340,7 @@ func (m *member) begin(h Head, x *Begin) bool {
 	}
 	old := m.part
 	continues := old != nil && x.Since != (Key{}) && old.Key.Term == k.Term && old.Since.Compare(x.Since) >= 0
-	code, text := m.role.refuses()
+	code, text := m.role.refuses(h.Version)
 	switch {
 	case continues && old.phase == phHalting:
 		return false // it comes again
@@ -419,8 +419,10 @@ func (m *member) leave(p *part) {
 
 // over ends the part.
 func (m *member) over() {
-	m.leave(m.part)
+	p := m.part
+	m.leave(p)
 	m.part = nil
+	m.out.Note(Note{Kind: NotePhase, Epoch: p.Key, Version: p.Version, From: p.phase.String()})
 	m.reportAll()
 }
 

@@ -157,7 +157,7 @@ type NoteKind uint8
 // The kinds.
 const (
 	NoteTerm       NoteKind = 1 + iota // a term is obeyed, or begun
-	NotePhase                          // an epoch, or a member's part of it, goes on
+	NotePhase                          // an epoch, or a member's part of it, goes on; To is empty: the part is over
 	NoteState                          // a member's state
 	NoteJoined                         // controller: a member
 	NoteLost                           // a member is gone

@@ -146,24 +146,19 @@ func (p *Publisher) join(j *Join) {
 	}
 }
 
-func (p *Publisher) refuses() (Code, string) {
+func (p *Publisher) refuses(v Version) (Code, string) {
 	switch {
 	case p.offered == 0 || p.ended:
 		return CodeCancelled, "no push"
+	case p.offered != v: // it is of a push that was given up; its end must not be that of the next one
+		return CodeCancelled, fmt.Sprintf("push is of v%d, the epoch of v%d", p.offered, v)
 	case len(p.fences) > 0:
 		return CodeUnfenced, "a partner may still write into the inbox"
 	}
 	return 0, ""
 }
 
-func (p *Publisher) begun(*part) {
-	if p.part.Version != p.offered {
-		p.part.phase = phReady
-		p.fail(CodeCancelled, 0, fmt.Errorf("push is of v%d, the epoch of v%d", p.offered, p.part.Version))
-		return
-	}
-	p.grant(nil)
-}
+func (p *Publisher) begun(*part) { p.grant(nil) }
 
 func (p *Publisher) order(b Body) {
 	switch x := b.(type) {

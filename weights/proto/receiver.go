@@ -163,7 +163,7 @@ func (r *Receiver) join(j *Join) {
 	}
 }
 
-func (r *Receiver) refuses() (Code, string) {
+func (r *Receiver) refuses(Version) (Code, string) {
 	switch {
 	case r.active == StateSuspended:
 		return CodeSuspended, "suspended"
