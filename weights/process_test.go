@@ -10,12 +10,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/hawser-project/hawser"
+	"github.com/hawser-project/hawser/weights/stage"
 )
 
 // childEnv makes the test binary a member of a world: it holds a childSpec.
@@ -29,7 +31,7 @@ type childSpec struct {
 	Model      childToy
 	Shadow     bool
 	Hold       Version // receivers: Flip of this version waits for a word
-	Writes     Version // publishers: the version that it pushes
+	Publisher  bool
 }
 
 // childToy is a toy in JSON.
@@ -52,7 +54,7 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	t := &childTB{}
-	if s.Writes != 0 {
+	if s.Publisher {
 		s.publish(t)
 	} else {
 		s.receive(t)
@@ -186,22 +188,30 @@ func (e engineFile) reads(f func()) error {
 	})
 }
 
-// publish is a trainer that has all of a version, and pushes it when it is told to.
+// publish is a trainer that has everything, and pushes versions that it is told to: all bytes are the number of the version.
 func (s childSpec) publish(t testing.TB) {
 	eng := openEngine(t, hawser.Options{Name: "trainer", Require: "shm"})
-	m := s.Model.toy()
-	l := m.source()
+	l := s.Model.toy().source()
 	memory := alloc(t, eng, l.Buffers[s.Rank]...)
-	fillSource(t, l, s.Rank, memory[0].Bytes(), s.Writes)
-	p, err := NewPublisher(eng, PublisherOptions{Controller: s.Controller, Rank: s.Rank, Layout: l, Regions: memory})
+	p, err := NewPublisher(eng, PublisherOptions{Controller: s.Controller, Rank: s.Rank, Layout: l, Regions: memory, Verify: stage.Off})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { closeOf(t, p.Close) })
 	fmt.Println("ready")
 	for words := bufio.NewScanner(os.Stdin); words.Scan(); {
-		_, err := p.Push(context.Background(), s.Writes, nil)
-		fmt.Println("pushed:", err)
+		v, err := strconv.Atoi(words.Text())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range memory[0].Bytes() {
+			memory[0].Bytes()[i] = byte(v)
+		}
+		if _, err := p.Push(context.Background(), Version(v), nil); err != nil {
+			fmt.Println("failed")
+		} else {
+			fmt.Println("pushed")
+		}
 	}
 }
 

@@ -213,8 +213,16 @@ type ReceiverState struct {
 	Epoch          uint64
 	Term           proto.Term
 	InDoubt        bool
-	Missing        []Missing  // of the epoch that is under way
-	Stuck          []proto.ID // may still write
+	Missing        []Missing // of the epoch that is under way
+	Stuck          []Stuck
+}
+
+// Stuck is a range that somebody may still write into, because it stands in the middle of a write. The receiver takes part in no epoch until that goes on or dies.
+type Stuck struct {
+	Peer      proto.ID
+	Publisher int // rank; -1: not known, nor is the range
+	Buffer    int
+	From, To  int64 // the end is not part of it
 }
 
 // State returns a snapshot.
@@ -224,13 +232,17 @@ func (r *Receiver) State() ReceiverState {
 	st := r.m.Status()
 	s := ReceiverState{
 		Rank: r.o.Rank, Instance: r.me.Instance, State: st.State, Root: st.Root, Held: st.Held, Epoch: st.Epoch.Number,
-		Term: st.Epoch.Term, InDoubt: r.doubt, Stuck: st.Stuck,
+		Term: st.Epoch.Term, InDoubt: r.doubt,
 	}
 	if st.Active == proto.StateCommitted {
 		s.Version = st.Version
 	}
-	if in := r.in[st.Epoch]; in != nil {
+	in := r.in[st.Epoch]
+	if in != nil {
 		s.Missing = in.missing()
+	}
+	for _, id := range st.Stuck {
+		s.Stuck = append(s.Stuck, in.stuck(id)...)
 	}
 	return s
 }

@@ -235,3 +235,33 @@ func (x *reception) missing() (all []Missing) {
 	}
 	return all
 }
+
+// stuck is where a writer may still write: what it owes of the stages that are not complete. x may be nil: then nothing is known.
+func (x *reception) stuck(id proto.ID) (all []Stuck) {
+	if x == nil {
+		return []Stuck{{Peer: id, Publisher: -1}}
+	}
+	for rank, p := range x.in.peers {
+		if p.ID() != id {
+			continue
+		}
+		for s, runs := range x.in.runs {
+			c := x.in.counters[s]
+			if c == nil || c.From(p) == uint64(len(runs[rank])) {
+				continue
+			}
+			for _, r := range runs[rank] {
+				i := slices.IndexFunc(all, func(s Stuck) bool { return s.Buffer == r.Buffer })
+				if i < 0 {
+					i = len(all)
+					all = append(all, Stuck{Peer: id, Publisher: rank, Buffer: r.Buffer, From: r.Offset, To: r.Offset})
+				}
+				all[i].From, all[i].To = min(all[i].From, r.Offset), max(all[i].To, r.Offset+r.Len)
+			}
+		}
+	}
+	if all == nil {
+		return []Stuck{{Peer: id, Publisher: -1}}
+	}
+	return all
+}

@@ -254,7 +254,7 @@ func (c *Controller) beginUpdate(o *operation) bool {
 	}
 	all, waits := c.instances()
 	if waits {
-		o.why = "the end of an earlier epoch"
+		o.why = "the end of an earlier epoch" + c.stuckText()
 		return false
 	}
 	var list []instance
@@ -272,7 +272,7 @@ func (c *Controller) beginUpdate(o *operation) bool {
 		}
 	}
 	if len(list) < c.cfg.MinInstances {
-		o.why = fmt.Sprintf("%d instances are ready, want %d", len(list), c.cfg.MinInstances)
+		o.why = fmt.Sprintf("%d instances are ready, want %d", len(list), c.cfg.MinInstances) + c.stuckText()
 		return false
 	}
 	var members []Member
@@ -286,6 +286,16 @@ func (c *Controller) beginUpdate(o *operation) bool {
 	}
 	c.run(o, o.version, ModePush, members, sources, lost)
 	return true
+}
+
+// stuckText says which member cannot take part because somebody may still write into it.
+func (c *Controller) stuckText() string {
+	for _, p := range c.peers {
+		if len(p.join.Stuck) > 0 {
+			return fmt.Sprintf("; engine %v may still write into %v, until it goes on or dies", p.join.Stuck[0], &p.join.Member)
+		}
+	}
+	return ""
 }
 
 func (x *instance) append(members []Member) []Member {
@@ -368,7 +378,7 @@ func (c *Controller) copy(o *operation, from, to *instance) {
 func (c *Controller) beginBack(o *operation) bool {
 	list, waits := c.instances()
 	if waits {
-		o.why = "the end of an earlier epoch"
+		o.why = "the end of an earlier epoch" + c.stuckText()
 		return false
 	}
 	// What an epoch of this operation has reached is true, also before the members report it.
