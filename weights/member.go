@@ -36,6 +36,7 @@ type member struct {
 	office *hawser.Peer  // the controller, when there was a session; guarded by mu
 	moved  chan struct{} // capacity 1: home has changed
 	stager Stager
+	reach  reach
 	limits schedule.Limits
 	mark   int64 // watermark
 	verify stage.Verify
@@ -72,7 +73,7 @@ type foreign struct {
 }
 
 func newMember(eng *hawser.Engine, log *slog.Logger) member {
-	return member{station: newStation(eng, log), moved: make(chan struct{}, 1), slices: map[proto.Key]adopted{}, remotes: map[proto.ID]*foreign{}}
+	return member{station: newStation(eng, log), reach: near, moved: make(chan struct{}, 1), slices: map[proto.Key]adopted{}, remotes: map[proto.ID]*foreign{}}
 }
 
 // start begins to run the machine.
@@ -281,7 +282,8 @@ func describe(regions []*hawser.Region, h []hull) ([][]byte, error) {
 	return all, nil
 }
 
-// imported returns what a member has granted, and imports it when it has not been, or not in this session. Owned by the goroutine of the outbound.
+// imported returns what a member has granted, and imports it when it has not been, or not in this session. One goroutine at a time, that of the
+// outbound, calls it: it alone changes what was imported, with mu held, because the machine asks for it.
 func (m *member) imported(ctx context.Context, owner proto.ID, g *proto.Grant) (*foreign, error) {
 	m.mu.Lock()
 	f := m.remotes[owner]
@@ -296,7 +298,7 @@ func (m *member) imported(ctx context.Context, owner proto.ID, g *proto.Grant) (
 	if f.regions != nil && f.fresh() {
 		return f, nil
 	}
-	regions, base := make([]*hawser.Remote, len(f.descriptors)), make([]int64, len(f.descriptors))
+	regions, base, session := make([]*hawser.Remote, len(f.descriptors)), make([]int64, len(f.descriptors)), uint64(0)
 	for i, b := range f.descriptors {
 		if len(b) < 8 {
 			continue
@@ -312,9 +314,11 @@ func (m *member) imported(ctx context.Context, owner proto.ID, g *proto.Grant) (
 		if err != nil {
 			return nil, fmt.Errorf("buffer %d: %w", i, err)
 		}
-		regions[i], base[i], f.session = r, int64(le.Uint64(b)), r.Peer().Session()
+		regions[i], base[i], session = r, int64(le.Uint64(b)), r.Peer().Session()
 	}
-	f.regions, f.base = regions, base
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f.regions, f.base, f.session = regions, base, session
 	return f, nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/reshard"
 	"github.com/hawser-project/hawser/weights/proto"
+	"github.com/hawser-project/hawser/weights/schedule"
 	"github.com/hawser-project/hawser/weights/stage"
 )
 
@@ -139,7 +140,7 @@ func (o *outbound) push() error {
 	if err != nil {
 		return err
 	}
-	p.buffers, p.stager, p.ready = o.buffers, o.m.stager, o.ready
+	p.buffers, p.stager, p.reach, p.ready = o.buffers, o.m.stager, o.m.reach, o.ready
 	if o.m.verify != stage.Off {
 		p.sum = func(offset int64, b []byte) uint64 { return stage.Digest(o.m.verify, uint64(o.version), offset, b) }
 	}
@@ -158,7 +159,7 @@ func (o *outbound) push() error {
 			return err
 		}
 	}
-	w := newWriter(o.slice, o.m.eng.NewQueue(o.m.limits.Window*o.m.limits.PerDest), targets, o.m.limits)
+	w := newWriter(p.slice, o.m.eng.NewQueue(o.m.limits.Window*o.m.limits.PerDest), targets, o.m.limits)
 	w.buffers, w.staging, w.placed, w.failed = p.buffers, p.staging, o.placed, o.failed
 	w.arena = p.arena
 	p.writer = w
@@ -247,8 +248,8 @@ func (o *outbound) bindTarget(t *target, i int, g *proto.Grant) error {
 // stagingFor gives the pipeline staging memory: as much as the watermark allows and the slice can use.
 func (o *outbound) stagingFor(p *pipeline) error {
 	total, largest := int64(0), int64(0)
-	for i := range o.slice.Tasks {
-		n := (o.slice.Tasks[i].Size + 63) / 64 * 64
+	for i := range p.slice.Tasks {
+		n := (p.slice.Tasks[i].Size + schedule.Align - 1) / schedule.Align * schedule.Align
 		total, largest = total+n, max(largest, n)
 	}
 	if total == 0 {

@@ -3,6 +3,7 @@ package weights
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 
@@ -13,9 +14,10 @@ import (
 // pipeline pushes the slice of one publisher once. Its steps are goroutines joined by bounded queues: maxima and their exchange,
 // staging, writing, collecting ends. run owns and joins them.
 type pipeline struct {
-	slice   *reshard.Slice
+	slice   *reshard.Slice // with fused tasks
 	buffers []*hawser.Region
 	stager  Stager
+	reach   reach
 	staging *hawser.Region // nil when no task is staged
 	arena   *arena
 	sum     func(offset int64, data []byte) uint64 // nil: no digests
@@ -28,11 +30,18 @@ type pipeline struct {
 	shared []bool          // by task: some of its blocks lie in other tasks or sources, too
 }
 
-// newPipeline checks the order of the tasks.
+// newPipeline checks the order of the tasks, and fuses those that are faster together.
 func newPipeline(slice *reshard.Slice) (*pipeline, error) {
+	for i := 1; i < len(slice.Tasks); i++ {
+		if slice.Tasks[i].Stage < slice.Tasks[i-1].Stage {
+			return nil, fmt.Errorf("plan: %w: task %d is of an earlier stage than the one before", hawser.ErrInvalid, i)
+		}
+	}
+	fused := *slice
+	fused.Tasks = fuse(slice)
 	p := &pipeline{
-		slice: slice, maxima: make([][]float32, len(slice.Stages)), amax: make([]*reshard.Amax, len(slice.Stages)),
-		shared: make([]bool, len(slice.Tasks)),
+		slice: &fused, maxima: make([][]float32, len(slice.Stages)), amax: make([]*reshard.Amax, len(slice.Stages)),
+		shared: make([]bool, len(fused.Tasks)),
 	}
 	for i := range slice.Amax {
 		a := &slice.Amax[i]
@@ -40,11 +49,6 @@ func newPipeline(slice *reshard.Slice) (*pipeline, error) {
 		p.maxima[a.Stage] = make([]float32, a.Table)
 	}
 	p.findShared()
-	for i := 1; i < len(slice.Tasks); i++ {
-		if slice.Tasks[i].Stage < slice.Tasks[i-1].Stage {
-			return nil, fmt.Errorf("plan: %w: task %d is of an earlier stage than the one before", hawser.ErrInvalid, i)
-		}
-	}
 	return p, nil
 }
 
@@ -105,14 +109,25 @@ func mark(b []uint8, n uint8) {
 	}
 }
 
-// depth of the queues between the steps, in tasks.
-const depth = 16
+// reach is how far the other steps may be ahead of the writer.
+type reach struct {
+	tasks int   // that are ready and not taken
+	bytes int64 // that wait for their turn
+}
+
+var (
+	// far covers the time that a device takes for a task.
+	far = reach{16, math.MaxInt64}
+	// near has the writer find in the caches what the processor has staged, or hashed.
+	near = reach{1, 2 << 20}
+)
 
 // run returns when all is written, or after the first failure, and then when nothing is in flight any more.
 func (p *pipeline) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	begun, jobs := make(chan int, len(p.slice.Stages)), make(chan *job, depth)
+	begun, jobs := make(chan int, len(p.slice.Stages)), make(chan *job, p.reach.tasks)
+	p.writer.ahead = p.reach.bytes
 	var steps sync.WaitGroup
 	steps.Go(func() {
 		defer close(begun)

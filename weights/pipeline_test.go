@@ -153,6 +153,7 @@ func (f *flow) newPipe(s int, watermark int64, window, perDest int) *pipeline {
 		f.t.Fatal(err)
 	}
 	p.buffers, p.stager, p.sum = f.src[s], copier{}, crcSum
+	p.reach = near
 	p.staging, p.arena = alloc(f.t, eng, watermark)[0], newArena(watermark)
 	p.writer = newWriter(slice, eng.NewQueue(window*perDest), targets, schedule.Limits{Window: window, PerDest: perDest})
 	p.writer.buffers, p.writer.staging, p.writer.arena = p.buffers, p.staging, p.arena
@@ -248,6 +249,22 @@ func TestPipelineWatermark(t *testing.T) {
 			if got := p.arena.most(); got > 4*4096 || got < 2*4096 {
 				t.Errorf("%d bytes of staging at once, the watermark is %d", got, 4*4096)
 			}
+		}
+	})
+}
+
+// Staging is not further ahead of the writes than is told, however much memory there is for it: bytes that wait leave the caches.
+func TestPipelineStaysNear(t *testing.T) {
+	onNetworks(t, func(t *testing.T, open network) {
+		const unit, task = 4096, 2 * 4096
+		x := newStripes(stripes{sources: 1, dests: 1, stages: 20, unit: unit, task: 2, staged: true})
+		f := newFlow(t, open, x, 1<<20, 1, 1)
+		f.pipes[0].reach = reach{tasks: 1, bytes: 2 * task}
+		f.push()
+		f.check()
+		// One is being written, up to three wait or are about to (the last one taken when a byte was free), one is ready and one is being staged.
+		if got := f.pipes[0].arena.most(); got > 6*task {
+			t.Errorf("%d bytes of staging at once, the limit is %d that wait", got, 2*task)
 		}
 	})
 }

@@ -91,8 +91,8 @@ func NewPublisher(eng *hawser.Engine, o PublisherOptions) (*Publisher, error) {
 	if p.mark == 0 {
 		p.mark = defaultWatermark
 	}
-	if p.stager == nil {
-		p.stager = cpuStager{}
+	if p.reach = far; p.stager == nil {
+		p.stager, p.reach = cpuStager{}, near
 	}
 	p.limits = schedule.Limits{Window: o.Window, PerDest: o.PerDest}.WithDefaults()
 	p.fits, p.source, p.open = p.fitting, func() []*hawser.Region { return o.Regions }, p.granted

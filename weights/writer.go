@@ -58,10 +58,12 @@ type writer struct {
 	buffers []*hawser.Region // the trainer's
 	staging *hawser.Region
 	arena   *arena // of staging; nil: nothing is staged
+	ahead   int64  // bytes that may wait before no further job is taken
 	queue   *hawser.Queue
 	targets []*target
 	byRank  map[int]int                // index in targets
 	windows *schedule.Windows[pending] // by index in targets
+	waiting int64                      // bytes in windows
 	flights []flight
 	unused  []uint32 // of flights
 	drops   chan int // targets, by rank, that are to be written to no more
@@ -118,7 +120,7 @@ func (w *writer) run(ctx context.Context, jobs <-chan *job) error {
 	for jobs != nil || w.windows.Flying() > 0 || w.windows.Waiting() > 0 {
 		w.submit()
 		from := jobs
-		if w.windows.Waiting() > maxWaiting {
+		if !w.wants() {
 			from = nil
 		}
 		select {
@@ -153,6 +155,9 @@ var errDropped = errors.New("it is no part of the epoch any more")
 
 // maxWaiting is how many runs may wait before no further job is taken: enough that no target idles.
 const maxWaiting = 1024
+
+// wants reports whether another job is to be taken.
+func (w *writer) wants() bool { return w.windows.Waiting() <= maxWaiting && w.waiting < w.ahead }
 
 // ends are ends of writes on their way from the collector; again takes them back.
 type ends struct {
@@ -204,6 +209,7 @@ func (w *writer) add(j *job) {
 			w.settle(pending{j, r})
 			continue
 		}
+		w.waiting += r.Len
 		w.windows.Add(d, r.Stage, pending{j, r})
 	}
 }
@@ -223,6 +229,7 @@ func (w *writer) submit() {
 		if !ok {
 			return
 		}
+		w.waiting -= p.run.Len
 		w.write(d, p)
 	}
 }
@@ -286,6 +293,12 @@ func (w *writer) settle(p pending) {
 	}
 }
 
+// drop ends a run that was not submitted.
+func (w *writer) drop(p pending) {
+	w.waiting -= p.run.Len
+	w.settle(p)
+}
+
 // wrong gives up a target to which a write has failed.
 func (w *writer) wrong(d int, r *reshard.Run, err error) {
 	w.stats.Failed++
@@ -301,7 +314,7 @@ func (w *writer) lose(d int, err error) {
 		return
 	}
 	t.lost = err
-	w.windows.Clear(d, w.settle)
+	w.windows.Clear(d, w.drop)
 	w.failed(t, err)
 }
 
@@ -316,7 +329,7 @@ func (w *writer) stop(err error) {
 	if w.stopped == nil {
 		w.stopped = err
 		for d := range w.targets {
-			w.windows.Clear(d, w.settle)
+			w.windows.Clear(d, w.drop)
 		}
 	}
 }

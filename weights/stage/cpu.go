@@ -38,15 +38,17 @@ func (c *CPU) Amax(ctx context.Context, s *reshard.Slice, t *reshard.Task, buffe
 // Stage fills dst, t.Size bytes of staging. The maxima must be those of whole blocks, from all sources; nil says that every block of the
 // task lies in one of its pieces whole, and their maxima are found on the way, which reads memory once instead of twice.
 func (c *CPU) Stage(ctx context.Context, s *reshard.Slice, t *reshard.Task, buffers [][]byte, maxima []float32, dst []byte) error {
-	for i := range t.Pieces {
+	for i, n := 0, 1; i < len(t.Pieces); i += n {
 		p := &t.Pieces[i]
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
 		if s.Codecs[p.Codec].Kind != fp8 {
-			move(p, buffers[p.Buffer], dst)
+			n = besides(t.Pieces[i:])
+			move(t.Pieces[i:i+n], buffers[p.Buffer], dst)
 			continue
 		}
+		n = 1
 		var q quantizer
 		q.init(c, s, p, buffers[p.Buffer], dst)
 		if err := q.fill(maxima); err != nil {

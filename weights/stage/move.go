@@ -1,6 +1,8 @@
 package stage
 
 import (
+	"slices"
+
 	"github.com/hawser-project/hawser/moe/numeric"
 	"github.com/hawser-project/hawser/reshard"
 )
@@ -45,27 +47,82 @@ func rows(p *reshard.Piece) (w walk, n, srcStride, dstStride int64) {
 	return w, n, srcStride, dstStride
 }
 
-// move does the codecs raw and cast: bytes as they are, or rounded to another type.
+// mover does the codecs raw and cast for one piece, row by row: bytes as they are, or rounded to another type.
+type mover struct {
+	walk                    walk
+	n, srcStride, dstStride int64 // of a row
+	from, to                int64 // bytes of an element
+	a, b                    numeric.Type
+	dense, cast             bool
+	over                    bool // every row is moved
+}
+
+func (m *mover) init(p *reshard.Piece) {
+	m.from, m.to = p.From.Size(), p.To.Size()
+	m.a, m.cast = numbers(p.From)
+	m.b, _ = numbers(p.To)
+	m.cast = m.cast && p.From != p.To
+	m.walk, m.n, m.srcStride, m.dstStride = rows(p)
+	m.dense = m.srcStride == m.from && m.dstStride == m.to
+}
+
+// row moves one row, and reports whether there are more.
 //
 // hot: no allocation.
-func move(p *reshard.Piece, src, dst []byte) {
-	from, to := p.From.Size(), p.To.Size()
-	a, cast := numbers(p.From)
-	b, _ := numbers(p.To)
-	cast = cast && p.From != p.To
-	w, n, srcStride, dstStride := rows(p)
-	dense := srcStride == from && dstStride == to
-	for more := true; more; more = w.next() {
-		s, d := src[w.at[0]:], dst[w.at[1]:]
-		switch {
-		case dense && cast:
-			numeric.Convert(d[:n*to], b, s[:n*from], a)
-		case dense:
-			copy(d[:n*to], s[:n*from])
-		case cast:
-			castApart(d, b, dstStride, s, a, srcStride, n)
-		default:
-			copyApart(d, dstStride, s, srcStride, n, from)
+func (m *mover) row(src, dst []byte) bool {
+	s, d, n := src[m.walk.at[0]:], dst[m.walk.at[1]:], m.n
+	switch {
+	case m.dense && m.cast:
+		numeric.Convert(d[:n*m.to], m.b, s[:n*m.from], m.a)
+	case m.dense:
+		copy(d[:n*m.to], s[:n*m.from])
+	case m.cast:
+		castApart(d, m.b, m.dstStride, s, m.a, m.srcStride, n)
+	default:
+		copyApart(d, m.dstStride, s, m.srcStride, n, m.from)
+	}
+	return m.walk.next()
+}
+
+// maxBeside is how many pieces are moved at the same time.
+const maxBeside = 8
+
+// besides counts the pieces, from the first on, that are beside it.
+func besides(pieces []reshard.Piece) int {
+	n := 1
+	for n < min(len(pieces), maxBeside) && Beside(&pieces[0], &pieces[n]) {
+		n++
+	}
+	return n
+}
+
+// Beside reports whether two pieces are different columns of the same rows. Staged one behind the other in the same task they are read a row at a
+// time.
+func Beside(p, q *reshard.Piece) bool {
+	k := len(p.Shape) - 1
+	if p.Tensor != q.Tensor || p.Codec != q.Codec || p.Buffer != q.Buffer || len(q.Shape) != k+1 || len(p.Origin) != k+1 || len(q.Origin) != k+1 {
+		return false
+	}
+	return slices.Equal(p.Shape[:k], q.Shape[:k]) && slices.Equal(p.Origin[:k], q.Origin[:k]) && slices.Equal(p.SrcStride, q.SrcStride)
+}
+
+// move moves pieces that are beside each other, a row of each in turn. So the source is read from its beginning to its end, which with memory
+// that is in no cache is twice as fast as piece by piece.
+//
+// hot: no allocation.
+func move(pieces []reshard.Piece, src, dst []byte) {
+	var all [maxBeside]mover
+	for i := range pieces {
+		all[i].init(&pieces[i])
+	}
+	for left := len(pieces); left > 0; {
+		left = 0
+		for i := range pieces {
+			if m := &all[i]; !m.over {
+				if m.over = !m.row(src, dst); !m.over {
+					left++
+				}
+			}
 		}
 	}
 }
