@@ -47,8 +47,9 @@ type Controller struct {
 	m       *proto.Controller
 	journal *journal // nil: in memory
 
+	plans planner
+
 	// guarded by mu
-	plans   planner
 	refused error // the last plan that was not found: why
 	ops     map[uint64]chan proto.Outcome
 	early   map[uint64]proto.Outcome // outcomes that came before the operation's number was known here
@@ -63,7 +64,7 @@ func NewController(eng *hawser.Engine, o ControllerOptions) (*Controller, error)
 		station: newStation(eng, o.Log), o: o, ops: map[uint64]chan proto.Outcome{}, early: map[uint64]proto.Outcome{},
 		records: make(chan proto.Record, 1024),
 	}
-	c.plans = planner{rules: o.Rules, options: o.Plan}
+	c.plans.rules, c.plans.options = o.Rules, o.Plan
 	cfg := proto.ControllerConfig{
 		ID: eng.ID(), JoinWindow: o.JoinWindow, Expect: o.Expect, MinInstances: o.MinInstances, Repairs: o.Repairs, Copy: o.Copy,
 		Limits: proto.Limits{

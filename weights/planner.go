@@ -5,17 +5,20 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/reshard"
 	"github.com/hawser-project/hawser/weights/proto"
 )
 
-// planner computes the plans of a controller, and remembers the last one for each pair of layouts. Owned by the goroutine that plans: one at a time.
+// planner computes the plans of a controller, and remembers the last one for each pair of layouts. Safe for concurrent use: the plan of an epoch that
+// has ended may still be under way when the next one is wanted.
 type planner struct {
 	rules   []reshard.Rule
 	options reshard.Options
 
+	mu       sync.Mutex // held while a plan is computed
 	src, dst proto.Hash // of what last is for
 	last     *reshard.Plan
 	byID     map[proto.Hash]*reshard.Plan
@@ -46,6 +49,8 @@ func (p *planner) plan(ctx context.Context, r *proto.PlanRequest, layouts map[pr
 		out, blobs := encode(proto.Hash(sha256.Sum256([]byte(r.Epoch.String()))), slices, r.Members)
 		return out, blobs, nil
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	plan, err := p.push(ctx, r, layouts)
 	if err != nil {
 		return nil, nil, err

@@ -3,6 +3,8 @@ package weights
 import (
 	"crypto/sha256"
 	"maps"
+	"slices"
+	"sync"
 	"testing"
 
 	"github.com/hawser-project/hawser/weights/proto"
@@ -52,4 +54,39 @@ func TestPlanIsEncodedOnce(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The plan of an epoch that has ended may still be computed when that of the next one is wanted.
+func TestPlansAtTheSameTime(t *testing.T) {
+	var used planner
+	var wg sync.WaitGroup
+	for k := range 8 {
+		wg.Go(func() {
+			m := toy{layers: 1 + k%3}.withDefaults()
+			src, err := encodeLayout(m.source(), nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			dst, err := encodeLayout(m.destination(), nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			layouts := map[proto.Hash][]byte{sha256.Sum256(src): src, sha256.Sum256(dst): dst}
+			members := []proto.Member{{Role: proto.RolePublisher, Layout: sha256.Sum256(src)}, {Role: proto.RoleReceiver, Layout: sha256.Sum256(dst)}}
+			want, _, err := new(planner).plan(t.Context(), &proto.PlanRequest{Mode: proto.ModePush, Members: members}, layouts)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for range 20 {
+				got, _, err := used.plan(t.Context(), &proto.PlanRequest{Mode: proto.ModePush, Members: members}, layouts)
+				if err != nil || got.Plan != want.Plan || !slices.Equal(got.Slices, want.Slices) {
+					t.Errorf("layers %d: not its own plan: %v", m.layers, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
 }

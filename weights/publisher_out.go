@@ -92,7 +92,10 @@ func (p *Publisher) closeInbox() {
 // Start writes what Push offers.
 func (p publisherOut) Start(e *proto.Epoch, grants []proto.PeerGrant) {
 	o := newOutbound(&p.member, e, grants)
-	o.inbox = p.inbox
+	if p.inbox != nil {
+		b := *p.inbox // Put changes that of the publisher
+		o.inbox = &b
+	}
 	if x := p.push; x != nil {
 		o.ready = x.ready
 		o.wrote = func(r memberReport) {
