@@ -255,9 +255,6 @@ func (o *outbound) stagingFor(p *pipeline) error {
 	if total == 0 {
 		return nil
 	}
-	if 2*largest > o.m.mark {
-		return fmt.Errorf("%w: a task of %d bytes needs a watermark of %d, it is %d: raise it, or plan with a smaller MaxWrite", hawser.ErrLimit, largest, 2*largest, o.m.mark)
-	}
 	size := min(max(total, 2*largest), o.m.mark)
 	o.m.mu.Lock()
 	r := o.m.staging
@@ -276,7 +273,7 @@ func (o *outbound) stagingFor(p *pipeline) error {
 		o.m.staging = r
 		o.m.mu.Unlock()
 	}
-	p.staging, p.arena = r, newArena(size)
+	p.staging, p.arena, p.most = r, newArena(size), size/2
 	return nil
 }
 

@@ -20,6 +20,7 @@ type pipeline struct {
 	reach   reach
 	staging *hawser.Region // nil when no task is staged
 	arena   *arena
+	most    int64                                  // bytes: tasks that need more staging are done in parts
 	sum     func(offset int64, data []byte) uint64 // nil: no digests
 	ready   *readiness                             // nil: all source bytes are final
 	trade   func(ctx context.Context, a *reshard.Amax, maxima []float32) error
@@ -220,6 +221,12 @@ func (p *pipeline) stage(ctx context.Context, begun <-chan int, jobs chan<- *job
 	next := 0
 	for s := range begun {
 		for ; next < len(p.slice.Tasks) && p.slice.Tasks[next].Stage == s; next++ {
+			if p.slice.Tasks[next].Size > p.most {
+				if err := p.fillParts(ctx, next, jobs); err != nil {
+					return fmt.Errorf("%s: %w", p.slice.Stages[s], err)
+				}
+				continue
+			}
 			j, err := p.fill(ctx, next)
 			if err != nil {
 				return fmt.Errorf("%s: %w", p.slice.Stages[s], err)
@@ -237,15 +244,50 @@ func (p *pipeline) stage(ctx context.Context, begun <-chan int, jobs chan<- *job
 // fill stages a task, and takes digests while its bytes are in the caches.
 func (p *pipeline) fill(ctx context.Context, task int) (*job, error) {
 	t := &p.slice.Tasks[task]
+	return p.fillTask(ctx, t, p.tableOf(task))
+}
+
+// tableOf are the maxima of a task; nil: the stager finds them on the way.
+func (p *pipeline) tableOf(task int) []float32 {
+	if !p.shared[task] {
+		return nil
+	}
+	return p.maxima[p.slice.Tasks[task].Stage]
+}
+
+// fillParts stages a task that is too large part by part. A part begins when the one before is written: the last portion of a run carries
+// the immediate.
+func (p *pipeline) fillParts(ctx context.Context, task int, jobs chan<- *job) error {
+	parts, err := cut(p.slice, &p.slice.Tasks[task], p.tableOf(task), p.most)
+	if err != nil {
+		return err
+	}
+	for i := range parts {
+		j, err := p.fillTask(ctx, &parts[i].task, parts[i].maxima)
+		if err != nil {
+			return err
+		}
+		j.part, j.over = !parts[i].last, make(chan struct{})
+		select {
+		case jobs <- j:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		select {
+		case <-j.over:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+func (p *pipeline) fillTask(ctx context.Context, t *reshard.Task, maxima []float32) (*job, error) {
 	j := &job{task: t}
 	if t.Size > 0 {
 		var err error
 		if j.off, err = p.arena.take(ctx, t.Size); err != nil {
 			return nil, err
-		}
-		var maxima []float32 // nil: the stager finds them on the way
-		if p.shared[task] {
-			maxima = p.maxima[t.Stage]
 		}
 		if err := p.stager.Stage(ctx, p.task(t), maxima, p.staging.Slice(uint64(j.off), uint64(t.Size))); err != nil {
 			return nil, err

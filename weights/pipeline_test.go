@@ -154,7 +154,7 @@ func (f *flow) newPipe(s int, watermark int64, window, perDest int) *pipeline {
 	}
 	p.buffers, p.stager, p.sum = f.src[s], copier{}, crcSum
 	p.reach = near
-	p.staging, p.arena = alloc(f.t, eng, watermark)[0], newArena(watermark)
+	p.staging, p.arena, p.most = alloc(f.t, eng, watermark)[0], newArena(watermark), watermark
 	p.writer = newWriter(slice, eng.NewQueue(window*perDest), targets, schedule.Limits{Window: window, PerDest: perDest})
 	p.writer.buffers, p.writer.staging, p.writer.arena = p.buffers, p.staging, p.arena
 	p.writer.placed = func(t *target, stage int, x sent) {

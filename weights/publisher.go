@@ -25,7 +25,7 @@ type PublisherOptions struct {
 	Regions    []*hawser.Region
 	Stager     Stager       // nil: the processor stages
 	Verify     stage.Verify // as the receivers have it
-	Watermark  int64        // bytes of staging in flight; default 1 GiB, at least twice the largest task
+	Watermark  int64        // bytes of staging in flight; default 1 GiB. Tasks of more than half of it are done in parts, which is slower
 	Window     int          // destinations with writes in flight; default 16
 	PerDest    int          // writes in flight to each; default 4
 	DoubtAfter time.Duration

@@ -40,9 +40,11 @@ type pending struct {
 // job is a task in the pipeline: its bytes are ready when the writer gets it, and are free again when left is 0.
 type job struct {
 	task *reshard.Task
-	off  int64    // in staging; direct: unused
-	sums []uint64 // the digest of each run; nil: none
-	left int      // runs that have not ended; the writer's
+	off  int64         // in staging; direct: unused
+	sums []uint64      // the digest of each run; nil: none
+	left int           // runs that have not ended; the writer's
+	part bool          // its runs are portions of others, and not the last ones
+	over chan struct{} // closed when left is 0; nil: nobody waits
 }
 
 // flight is a write that has not ended.
@@ -239,10 +241,11 @@ func (w *writer) submit() {
 func (w *writer) write(d int, p pending) {
 	t := w.targets[d]
 	slot := w.unused[len(w.unused)-1]
-	err := w.queue.Write(hawser.Write{
-		Src: w.source(p.job, p.run), Dst: t.remotes[p.run.Buffer].Slice(uint64(p.run.Offset-t.base[p.run.Buffer]), uint64(p.run.Len)),
-		Imm: hawser.Imm(t.imms[p.run.Stage]), Parts: 1,
-	}, uint64(slot))
+	x := hawser.Write{Src: w.source(p.job, p.run), Dst: t.remotes[p.run.Buffer].Slice(uint64(p.run.Offset-t.base[p.run.Buffer]), uint64(p.run.Len))}
+	if !p.job.part {
+		x.Imm, x.Parts = hawser.Imm(t.imms[p.run.Stage]), 1
+	}
+	err := w.queue.Write(x, uint64(slot))
 	if err != nil {
 		w.windows.Ended(d, p.run.Stage)
 		w.settle(p)
@@ -274,6 +277,9 @@ func (w *writer) ended(e *hawser.Done) {
 	w.settle(f.pending)
 	if e.Err != nil {
 		w.wrong(f.target, f.run, e.Err)
+		return
+	}
+	if f.job.part {
 		return
 	}
 	t := w.targets[f.target]
@@ -322,6 +328,9 @@ func (w *writer) lose(d int, err error) {
 func (w *writer) release(j *job) {
 	if j.task.Size > 0 {
 		w.arena.give(j.off)
+	}
+	if j.over != nil {
+		close(j.over)
 	}
 }
 
