@@ -53,6 +53,7 @@ type Receiver struct {
 	copies    [2][]*hawser.Region // in place: one
 	active    int                 // which copy is served
 	roots     [2]proto.Hash       // what the copies hold, where it is known
+	hashing   *hashing            // the root of what is served; nil: nobody has begun
 	in        map[proto.Key]*reception
 	suspended chan struct{} // closed when Suspend is over
 	phases    phases
@@ -93,7 +94,7 @@ func NewReceiver(eng *hawser.Engine, o ReceiverOptions) (*Receiver, error) {
 		return nil, err
 	}
 	if o.Serving != 0 {
-		root, err := r.root(r.copies[0])
+		root, err := r.rootOf(r.ctx, r.copies[0])
 		if err != nil {
 			r.stop()
 			return nil, fmt.Errorf("weights: receiver %d: %w", o.Rank, err)
@@ -273,21 +274,24 @@ func (r *Receiver) Suspend(ctx context.Context) error {
 	}
 	select {
 	case <-over:
-		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("weights: suspend receiver %d: %w", r.o.Rank, context.Cause(ctx))
 	}
+	if err := r.remember(ctx); err != nil {
+		return fmt.Errorf("weights: suspend receiver %d: %w", r.o.Rank, err)
+	}
+	return nil
 }
 
 // Resume ends a suspension: the memory is mapped again, at the same addresses, and registered anew. The version is served again if the content is what it was;
 // else the receiver is empty, and waits for the next push. Shadow is needed if there was one; its content is not kept.
-func (r *Receiver) Resume(_ context.Context, regions, shadow []*hawser.Region) error {
+func (r *Receiver) Resume(ctx context.Context, regions, shadow []*hawser.Region) error {
 	o := r.o
 	o.Regions, o.Shadow = regions, shadow
 	if err := o.check(); err != nil || (shadow == nil) != (r.o.Shadow == nil) {
 		return fmt.Errorf("weights: resume receiver %d: %w", r.o.Rank, cmp.Or(err, hawser.ErrInvalid))
 	}
-	root, err := r.root(regions)
+	root, err := r.rootOf(ctx, regions)
 	if err != nil {
 		return fmt.Errorf("weights: resume receiver %d: %w", r.o.Rank, err)
 	}

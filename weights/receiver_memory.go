@@ -6,8 +6,6 @@ import (
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/reshard"
-	"github.com/hawser-project/hawser/weights/proto"
-	"github.com/hawser-project/hawser/weights/stage"
 )
 
 // extent is a range of bytes of a buffer.
@@ -121,23 +119,4 @@ func (r *Receiver) poison(x *reception) {
 	if r.o.Poison != 0 {
 		fill(x.in.slice, x.memory, r.o.Poison)
 	}
-}
-
-// root is the content root of a copy.
-func (r *Receiver) root(memory []*hawser.Region) (proto.Hash, error) {
-	root := stage.NewRoot()
-	for i := range r.held {
-		h := &r.held[i]
-		name := r.o.Layout.Tensors[h.Tensor].Name
-		if h.Scales {
-			name += " scales"
-		}
-		root.Begin(name)
-		b := memory[h.Buffer].Bytes()
-		h.Spans(func(off, n int64) bool {
-			root.Add(b[off : off+n])
-			return true
-		})
-	}
-	return root.Sum(), nil
 }

@@ -20,7 +20,9 @@ func (r receiverOut) Grant(e *proto.Epoch, _ uint64, kept []uint64) {
 	if err == nil {
 		r.in[e.Key] = x
 	}
+	wait := r.still()
 	r.do(func(context.Context) func(proto.Time) {
+		wait()
 		if err == nil {
 			r.poison(x)
 		}
@@ -108,6 +110,9 @@ func (r receiverOut) Flip(e proto.Key, v proto.Version) {
 		return func(now proto.Time) {
 			r.tell(e, memberReport{Phases: r.phases.now()})
 			r.m.Flipped(now, err)
+			if err == nil {
+				r.hash(v)
+			}
 		}
 	})
 }
@@ -144,13 +149,18 @@ func (r receiverOut) Sums(e proto.Key, sums []proto.StageSum) {
 func (r receiverOut) Restore(e proto.Key, v proto.Version) {
 	other := r.writes()
 	memory := r.copies[other]
-	r.do(func(context.Context) func(proto.Time) {
+	r.do(func(ctx context.Context) func(proto.Time) {
 		var root proto.Hash
 		err := fmt.Errorf("v%d: %w: there is no second copy", v, proto.ErrVersion)
 		if r.o.Shadow != nil {
-			root, err = r.root(memory)
+			root, err = r.rootOf(ctx, memory)
 		}
-		return func(now proto.Time) { r.m.Ready(now, e, root, err) }
+		return func(now proto.Time) {
+			if err == nil {
+				r.roots[other] = root
+			}
+			r.m.Ready(now, e, root, err)
+		}
 	})
 }
 

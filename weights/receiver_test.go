@@ -383,13 +383,81 @@ func TestClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(s.Members) != 6 || s.Version != 1 || s.Members[5].Version != 1 || s.Members[5].Root == "" {
+	if len(s.Members) != 6 || s.Version != 1 || s.Members[5].Version != 1 {
 		t.Errorf("status %+v", s)
 	}
+	eventually(t, func() error {
+		if s, err := c.Status(limit(t)); err != nil || s.Members[5].Root == "" {
+			return fmt.Errorf("status %+v: %w", s, err)
+		}
+		return nil
+	})
 	if _, err := c.Rollback(limit(t), 9); !errors.Is(err, ErrVersion) {
 		t.Errorf("rollback ends with %v", err)
 	}
 	if _, err := c.Decide(limit(t), 99, true, false); !errors.Is(err, hawser.ErrInvalid) {
 		t.Errorf("decide ends with %v", err)
 	}
+}
+
+// A rank that is alone with what it holds takes its root when it serves the version; until then, and with digests off, the root is not known. It is when the rank is
+// suspended, and so the rank serves again afterwards, and with other content it does not.
+func TestRootOfOneAlone(t *testing.T) {
+	for _, verify := range []stage.Verify{stage.Sampled, stage.Off} {
+		t.Run(fmt.Sprint("verify ", verify), func(t *testing.T) {
+			w := newWorld(t, networks["shm"](), toy{}, change{
+				receiver:  func(o *ReceiverOptions) { o.Verify = verify },
+				publisher: func(o *PublisherOptions) { o.Verify = verify },
+			})
+			for v := Version(1); v <= 3; v++ { // with the root of the one before under way
+				w.mustPush(v)
+			}
+			if verify == stage.Off {
+				if root := w.recs[0].State().Root; root != (proto.Hash{}) {
+					t.Errorf("digests are off, and there is a root, %v", root)
+				}
+			} else {
+				eventually(t, func() error { return w.rooted(3) })
+			}
+			w.mustPush(4)
+			for r, x := range w.recs {
+				if err := x.Suspend(limit(t)); err != nil {
+					t.Fatal(err)
+				}
+				again := alloc(t, x.eng, w.dst.Buffers[r]...)
+				copy(again[0].Bytes(), x.memory[0].Bytes())
+				again[0].Bytes()[64] ^= byte(r) // of rank 1 another bit
+				if err := x.memory[0].Close(); err != nil {
+					t.Fatal(err)
+				}
+				x.memory = again
+				if err := x.Resume(limit(t), again, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if s := w.recs[0].State(); s.State != proto.StateCommitted || s.Version != 4 {
+				t.Errorf("with its content kept: %v v%d", s.State, s.Version)
+			}
+			if s := w.recs[1].State(); s.State != proto.StateEmpty || s.Version != 0 {
+				t.Errorf("with other content: %v v%d", s.State, s.Version)
+			}
+			told(w, 0, proto.StateCommitted)
+			told(w, 1, proto.StateEmpty)
+			w.mustPush(5)
+		})
+	}
+}
+
+// rooted reports whether the roots of all receivers are those of a version, as the memory has it.
+func (w *world) rooted(v Version) error {
+	for i, x := range w.recs {
+		want, err := x.rootOf(w.Context(), x.Active())
+		if err != nil {
+			return err
+		}
+		if s := x.State(); s.Version != v || s.Root != want {
+			return fmt.Errorf("receiver %d: v%d with the root %v, want v%d with %v", i, s.Version, s.Root, v, want)
+		}
+	}
+	return nil
 }

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hawser-project/hawser/reshard"
@@ -168,7 +170,7 @@ func (c *weightsVerifyCmd) Run(ctx context.Context, u *ui) error {
 	}
 	var s *weights.Cluster
 	err := weightsClient(ctx, &c.weightsNodeFlags, &c.controllerFlag, func(client *weights.Client) (err error) {
-		s, err = client.Status(ctx)
+		s, err = c.rooted(ctx, client)
 		return err
 	})
 	if err != nil {
@@ -187,6 +189,29 @@ func (c *weightsVerifyCmd) Run(ctx context.Context, u *ui) error {
 		err = errors.Join(fmt.Errorf("verify v%d: %s: %w", r.Version, r.Problems[0], weights.ErrDigest), err)
 	}
 	return err
+}
+
+// rootLimit is how long receivers may take for the roots of what they serve; with digests off they take none.
+const rootLimit = 20 * time.Second
+
+// rooted waits until the receivers that serve the version have told their roots, which they take after the push.
+func (c *weightsVerifyCmd) rooted(ctx context.Context, client *weights.Client) (*weights.Cluster, error) {
+	for deadline := time.Now().Add(rootLimit); ; {
+		s, err := client.Status(ctx)
+		if err != nil {
+			return nil, err
+		}
+		version := cmp.Or(weights.Version(c.Version), s.Version)
+		owes := func(m weights.MemberStatus) bool { return m.Role == "receiver" && m.Version == version && m.Root == "" }
+		if !slices.ContainsFunc(s.Members, owes) || time.Now().After(deadline) {
+			return s, nil
+		}
+		select {
+		case <-time.After(20 * time.Millisecond): // between two looks
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
 }
 
 // compare compares receivers with each other.

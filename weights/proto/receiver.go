@@ -156,6 +156,20 @@ func (r *Receiver) Awake(now Time, root Hash) error {
 	return nil
 }
 
+// Rooted says what the content root of version v is, which was not known when it was prepared, or is known already. Nobody compares it with that of another
+// receiver: if others hold the same, Ready says it.
+func (r *Receiver) Rooted(now Time, v Version, root Hash) {
+	r.enter(now)
+	if p := r.part; p != nil && p.phase == phSwitch && p.Version == v && p.root == (Hash{}) {
+		p.root = root
+		return
+	}
+	if r.version == v && r.root == (Hash{}) && (r.active == StateCommitted || r.active == StateSuspended && r.slept == StateCommitted) {
+		r.root = root
+		r.reportAll()
+	}
+}
+
 func (r *Receiver) join(j *Join) {
 	j.State, j.Version, j.Root, j.Held = r.State(), r.version, r.root, r.held
 	if len(j.Stuck) == 0 {
