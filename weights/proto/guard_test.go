@@ -546,6 +546,48 @@ func TestSuspended(t *testing.T) {
 	w.wellFor(t)
 }
 
+// TestRooted: a root that comes after the commit is that of the version that is served, the controller learns it, and it is what a rank that was suspended is compared
+// with. The first one stays, and one of another version is nothing.
+func TestRooted(t *testing.T) {
+	w := ready(t, worldConfig{publishers: 1, instances: 2, ranks: 1, rootless: true})
+	w.orders(t, 2, time.Minute)
+	told := func(i int) Hash {
+		w.settle(time.Second)
+		for _, m := range w.ctl().c.Status().Members {
+			if m.Member.ID == w.nodes[i].id {
+				return m.Root
+			}
+		}
+		return Hash{}
+	}
+	a, b := w.nodes[2].r, w.nodes[3].r
+	if err := b.Suspend(w.now); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []*Receiver{a, b} {
+		r.Rooted(w.now, 1, rootOf(1))
+		if s := r.Status(); s.Root != (Hash{}) {
+			t.Fatalf("the root of another version is taken: %+v", s)
+		}
+		r.Rooted(w.now, 2, rootOf(2))
+		r.Rooted(w.now, 2, rootOf(7))
+	}
+	if x, y := told(2), told(3); x != rootOf(2) || y != rootOf(2) {
+		t.Fatalf("the controller knows the roots %v and %v, want %v", x, y, rootOf(2))
+	}
+	if err := b.Awake(w.now, rootOf(2)); err != nil || b.State() != StateCommitted {
+		t.Fatalf("%v %v", err, b.State())
+	}
+	w.settle(time.Second)
+	if o := w.orders(t, 3, time.Minute); o == nil || o.Err != nil || len(o.Serving) != 2 {
+		t.Fatalf("%+v", o)
+	}
+	if x := told(2); x != (Hash{}) {
+		t.Fatalf("v3 has the root %v before anybody has said it", x)
+	}
+	w.wellFor(t)
+}
+
 // TestJoinMidPush: an instance that comes during a push is served by a copy from another one, afterwards.
 func TestJoinMidPush(t *testing.T) {
 	w := ready(t, worldConfig{publishers: 1, instances: 1, ranks: 2, copies: true})

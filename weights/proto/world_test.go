@@ -34,6 +34,7 @@ type worldConfig struct {
 	copies     bool
 	minInst    int
 	noReplica  bool // Repair finds nothing
+	rootless   bool // roots are not known when a rank is prepared
 	window     Time
 }
 
@@ -591,7 +592,11 @@ func (w *world) doReceiver(n *node, a answer, err error) {
 		if !n.whole(n.target(), a.v) {
 			w.fault("node %d has not all of v%d", n.i, a.v)
 		}
-		n.r.Ready(w.now, a.key, rootOf(a.v), err)
+		root := rootOf(a.v)
+		if w.cfg.rootless {
+			root = Hash{}
+		}
+		n.r.Ready(w.now, a.key, root, err)
 	case "suspended":
 	default:
 		panic(a.kind)
