@@ -25,6 +25,7 @@ type (
 		Layers   string  `placeholder:"A-B" help:"Only these layers, and nothing outside of layers (default: the whole model)."`
 		Verify   string  `default:"off" enum:"sampled,all,off" placeholder:"HOW" help:"Digests within the clock: sampled, all or off; every byte is compared after it in any case (default: ${default})."`
 		Rounds   int     `default:"9" help:"Rounds that count, after two that do not; everybody takes a turn in each (default: ${default})."`
+		Predict  bool    `help:"Simulate the push, too, from the rate of the copy and a push of one small tensor, and compare."`
 		Peers    bool    `help:"Measure files in memory, and torch.distributed over Gloo, beside the copy."`
 		Torch    string  `default:"python3" placeholder:"PYTHON" help:"The Python that has torch, for --peers (default: ${default})."`
 	}
@@ -44,6 +45,7 @@ type weightsBenchReport struct {
 	Machine  bench.Machine `json:"machine"`
 	Revision string        `json:"revision"`
 	Args     []string      `json:"args"`
+	Predict  *prediction   `json:"prediction,omitempty"`
 }
 
 // Run measures pushes.
@@ -75,7 +77,13 @@ func (c *weightsBenchCmd) Run(ctx context.Context, u *ui) error {
 		return err
 	}
 	printWeightsBench(u, r)
-	if err := u.result(weightsBenchReport{weightsResult("bench"), r, bench.ThisMachine(), thisVersion().Revision, os.Args}); err != nil {
+	var p *prediction
+	if c.Predict {
+		if p, err = c.predict(ctx, u, config, r); err != nil {
+			return err
+		}
+	}
+	if err := u.result(weightsBenchReport{weightsResult("bench"), r, bench.ThisMachine(), thisVersion().Revision, os.Args, p}); err != nil {
 		return err
 	}
 	if r.Wrong > 0 {

@@ -37,7 +37,7 @@ var rules = []rule{
 	{"bench/moebench", []string{"", "bench", "internal", "mem", "moe", "provider"}, []string{sys}},
 	{"bench", []string{"", "internal", "mem", "provider"}, []string{sys}},
 	{"kv", []string{"", "kv", "internal/invariants"}, nil},
-	{"weights/weightsim", []string{"internal", "provider", "reshard", "weights/proto", "weights/schedule"}, nil},
+	{"weights/weightsim", []string{"internal", "provider", "reshard", "weights/proto", "weights/schedule"}, []string{sys}},
 	{"weights", []string{"", "internal/invariants", "moe/numeric", "reshard", "weights"}, []string{"github.com/cespare/xxhash/v2"}},
 	{"reshard", []string{"internal/invariants", "moe/numeric", "reshard"}, nil},
 	{"moe/numeric", nil, []string{sys}},
