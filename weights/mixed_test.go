@@ -52,17 +52,22 @@ type stamps struct {
 	reads    func(f func()) error                      // calls f if the engine runs
 	load     func(rank int, off int64) (uint16, error) // from the memory that a rank computes with
 
-	stop chan struct{}
-	wg   sync.WaitGroup
+	stop func()       // returns when nothing is read any more
 	n    atomic.Int64 // reads
 }
 
 func (s *stamps) start() {
-	s.stop = make(chan struct{})
-	s.wg.Go(func() {
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	s.stop = sync.OnceFunc(func() {
+		close(stop)
+		wg.Wait()
+	})
+	s.w.Cleanup(s.stop) // before memory goes, if the test fails
+	wg.Go(func() {
 		for {
 			select {
-			case <-s.stop:
+			case <-stop:
 				return
 			default:
 				if err := s.reads(s.look); err != nil {
@@ -84,8 +89,7 @@ func (s *stamps) end() {
 		}
 		return nil
 	})
-	close(s.stop)
-	s.wg.Wait()
+	s.stop()
 }
 
 // look compares an element of the first tensor of every rank with the version that the first rank has there.
@@ -151,8 +155,7 @@ func TestNoMixedVersion(t *testing.T) {
 				kill(&w.pubs[3].station)
 				s.rest(2)
 				s.wg.Wait()
-				close(reader.stop)
-				reader.wg.Wait()
+				reader.stop()
 				t.Logf("%d reads", reader.n.Load())
 				if reader.n.Load() == 0 {
 					t.Error("nothing was read")
@@ -174,7 +177,7 @@ func TestNoMixedVersionRankLost(t *testing.T) {
 			var running [2]valve
 			flipping, goOn := make(chan struct{}), make(chan struct{})
 			ch := change{shadow: x.shadow, receiver: func(o *ReceiverOptions) {
-				o.Limits.Pause = 300 * time.Millisecond
+				o.Limits.Pause = 2 * time.Second
 				o.Hooks = running[instanceOf(o.Layout, o.Rank)].hooks()
 				if o.Rank == x.rank {
 					o.Hooks.Flip = func(_ context.Context, v Version) error {
@@ -185,7 +188,7 @@ func TestNoMixedVersionRankLost(t *testing.T) {
 						return nil
 					}
 				}
-			}, controller: func(o *ControllerOptions) { o.Limits.Commit = time.Second; o.Limits.Pause = time.Second }}
+			}}
 			w := newWorld(t, networks["shm"](), toy{instances: 2, trainers: 2, layers: 1}, ch)
 			w.mustPush(1)
 			readers := w.readers(func(i int) func(func()) error { return running[i].reads }, w.loadActive)
@@ -202,7 +205,7 @@ func TestNoMixedVersionRankLost(t *testing.T) {
 			}
 			w.checkRank(2, 2)
 			w.checkRank(3, 2)
-			w.atHome()
+			w.atHome(end.report.Epoch)
 			w.mustPush(3)
 			for _, r := range readers {
 				r.end()
@@ -221,20 +224,18 @@ func (w *world) readers(reads func(instance int) func(func()) error, load func(i
 	return all
 }
 
-// atHome waits until every rank has joined, and is in no epoch.
-func (w *world) atHome() {
+// atHome waits until every rank has joined, and has told the end of an epoch. One that is new is empty.
+func (w *world) atHome(epoch uint64) {
 	w.Helper()
 	eventually(w, func() error {
-		there := map[int]string{}
+		there := make([]bool, len(w.dst.Buffers))
 		for _, m := range w.c.Status().Members {
 			if m.Role == "receiver" {
-				there[m.Rank] = m.State
+				there[m.Rank] = m.State == "empty" || m.Epoch >= epoch && (m.State == "committed" || m.State == "failed")
 			}
 		}
-		for r := range w.dst.Buffers {
-			if s := there[r]; s != "committed" && s != "failed" && s != "empty" {
-				return fmt.Errorf("rank %d is %q", r, s)
-			}
+		if r := slices.Index(there, false); r >= 0 {
+			return fmt.Errorf("rank %d is not there, or busy", r)
 		}
 		return nil
 	})
@@ -278,7 +279,7 @@ func TestNoMixedVersionProcesses(t *testing.T) {
 		t.Run(fmt.Sprintf("shadow=%v killed=%v rank=%d", x.shadow, x.killed, x.rank), func(t *testing.T) {
 			t.Parallel() // it waits for silence
 			w := newWorldOf(t, networks["shm"](), toy{instances: 2, trainers: 2, layers: 1}.withDefaults(), toy{trainers: 2, layers: 1}.withDefaults().source(), &reshard.Layout{}, change{
-				controller: func(o *ControllerOptions) { o.Expect, o.Limits.Commit = 6, 4*time.Second },
+				controller: func(o *ControllerOptions) { o.Expect = 6 },
 			})
 			w.dst = w.model.destination()
 			spec := childSpec{
@@ -315,7 +316,7 @@ func TestNoMixedVersionProcesses(t *testing.T) {
 				lost.signal(syscall.SIGCONT)
 			}
 			end.want(t)
-			w.atHome()
+			w.atHome(end.report.Epoch)
 			if _, err := w.push(3); err != nil {
 				t.Error(err)
 			}

@@ -89,7 +89,7 @@ func (s childSpec) receive(t testing.TB) {
 	w := &world{TB: t, model: s.Model.toy(), dst: s.Model.toy().destination()}
 	engine := s.engine(instanceOf(w.dst, s.Rank))
 	words := make(chan string, 10)
-	o := ReceiverOptions{Controller: s.Controller, Rank: s.Rank, Layout: w.dst, Limits: Limits{Pause: time.Second}, Log: testLog().With("who", fmt.Sprint("receiver ", s.Rank))}
+	o := ReceiverOptions{Controller: s.Controller, Rank: s.Rank, Layout: w.dst, Limits: Limits{Pause: 2 * time.Second}, Log: testLog().With("who", fmt.Sprint("receiver ", s.Rank))}
 	o.Regions = mapCopy(t, eng, copyFile(s.Dir, s.Rank, 0), w.dst.Buffers[s.Rank][0])
 	if s.Shadow {
 		o.Shadow = mapCopy(t, eng, copyFile(s.Dir, s.Rank, 1), w.dst.Buffers[s.Rank][0])
