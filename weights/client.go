@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hawser-project/hawser"
+	"github.com/hawser-project/hawser/reshard"
 	"github.com/hawser-project/hawser/weights/proto"
 )
 
@@ -34,7 +35,7 @@ const (
 // order is what a Client wants.
 type order struct {
 	ID      uint64
-	Op      string // "update", "rollback", "decide", "status"
+	Op      string // "update", "rollback", "decide", "status", "contents", "spans", "layout"
 	Version Version
 	Skip    bool // update
 	Epoch   uint64
@@ -47,6 +48,10 @@ type answer struct {
 	Err     *remoteError
 	Report  *Report
 	Cluster *Cluster
+	// Of contents, spans and layout.
+	Contents []Content
+	Spans    []Span
+	Layout   []byte
 }
 
 // Dial connects to a controller.
@@ -111,6 +116,28 @@ func (c *Client) Status(ctx context.Context) (*Cluster, error) {
 	return a.Cluster, err
 }
 
+// Contents is Controller.Contents.
+func (c *Client) Contents(ctx context.Context) ([]Content, error) {
+	a, err := c.call(ctx, order{Op: "contents"})
+	return a.Contents, err
+}
+
+// Spans is Controller.Spans.
+func (c *Client) Spans(ctx context.Context) ([]Span, error) {
+	a, err := c.call(ctx, order{Op: "spans"})
+	return a.Spans, err
+}
+
+// Layout is that of the receivers that have joined, whoever has it: it must not be changed.
+func (c *Client) Layout(ctx context.Context) (*reshard.Layout, error) {
+	a, err := c.call(ctx, order{Op: "layout"})
+	if err != nil {
+		return nil, err
+	}
+	l, _, err := decodeLayout(a.Layout)
+	return l, err
+}
+
 // alivePause is how often a call that waits looks whether the controller is there.
 const alivePause = 100 * time.Millisecond
 
@@ -169,6 +196,12 @@ func (c *Controller) obey(from *hawser.Peer, data []byte) {
 		case "status":
 			s := c.Status()
 			a.Cluster = &s
+		case "contents":
+			a.Contents, err = c.Contents(c.ctx)
+		case "spans":
+			a.Spans, err = c.Spans(c.ctx)
+		case "layout":
+			a.Layout, err = c.layout()
 		default:
 			err = fmt.Errorf("order %q: %w", o.Op, hawser.ErrInvalid)
 		}
@@ -185,6 +218,18 @@ func (c *Controller) obey(from *hawser.Peer, data []byte) {
 		c.met(from)
 		c.deliver(c.known(from.ID()), append([]byte(answerMagic), reply...))
 	})
+}
+
+// layout is the encoded one of the receivers.
+func (c *Controller) layout() ([]byte, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, j := range c.m.Status().Members {
+		if blob := c.blobs[j.Member.Layout]; j.Member.Role == proto.RoleReceiver && blob != nil {
+			return blob, nil
+		}
+	}
+	return nil, fmt.Errorf("weights: no receiver has joined: %w", ErrLayout)
 }
 
 // remoteError is an error of a controller at a client: errors.Is finds what it found there.

@@ -55,6 +55,8 @@ type Controller struct {
 	early   map[uint64]proto.Outcome // outcomes that came before the operation's number was known here
 	records chan proto.Record        // to be made durable, in order
 	clock   clock
+	asks    uint64
+	asking  map[uint64]*asked
 }
 
 // NewController starts a controller on an engine. Close ends it, before the engine is closed.
@@ -62,7 +64,7 @@ func NewController(eng *hawser.Engine, o ControllerOptions) (*Controller, error)
 	o.Limits = o.Limits.withDefaults()
 	c := &Controller{
 		station: newStation(eng, o.Log), o: o, ops: map[uint64]chan proto.Outcome{}, early: map[uint64]proto.Outcome{},
-		records: make(chan proto.Record, 1024),
+		records: make(chan proto.Record, 1024), asking: map[uint64]*asked{},
 	}
 	c.plans.rules, c.plans.options = o.Rules, o.Plan
 	cfg := proto.ControllerConfig{
@@ -208,6 +210,8 @@ func (c *Controller) message(from *hawser.Peer, data []byte) bool {
 		c.obey(from, data[len(orderMagic):])
 	case has(data, byeMagic):
 		c.event(func(now proto.Time) { c.m.Left(now, from.ID()) })
+	case has(data, replyMagic):
+		c.replied(from, data[len(replyMagic):])
 	case has(data, reportMagic):
 		c.reported(from, data[len(reportMagic):])
 	default:

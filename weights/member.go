@@ -43,6 +43,9 @@ type member struct {
 	fits   func(m proto.Mode, s *reshard.Slice) error // what a slice must be to be this member's
 	source func() []*hawser.Region                    // what this member writes from. Needs mu
 	open   func() []*hawser.Region                    // what others may write to. Needs mu
+	// content hashes what is served; nil: nothing is.
+	content func() *Content
+	spans   spans
 
 	// guarded by mu
 	slices  map[proto.Key]adopted
@@ -79,6 +82,7 @@ func newMember(eng *hawser.Engine, log *slog.Logger) member {
 // start begins to run the machine.
 func (m *member) start(mm memberMachine) {
 	m.mm = mm
+	m.other = m.questioned
 	m.begin(mm)
 	m.wg.Go(m.stay)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/hawser-project/hawser"
@@ -48,6 +49,7 @@ type Receiver struct {
 	me      proto.Member
 	held    []reshard.Held // what the layout puts here, by name
 	extents []extent       // the same, by place
+	reading sync.Mutex     // held while memory is hashed outside of an epoch
 
 	// guarded by mu
 	copies    [2][]*hawser.Region // in place: one
@@ -85,6 +87,7 @@ func NewReceiver(eng *hawser.Engine, o ReceiverOptions) (*Receiver, error) {
 	r.me = o.member(eng)
 	r.me.Layout = hash
 	r.fits, r.source, r.open = r.fitting, r.served, r.everything
+	r.content = r.hashed
 	r.m, err = proto.NewReceiver(proto.ReceiverConfig{
 		MemberConfig: proto.MemberConfig{Member: r.me, Name: o.Name, Group: len(mates(o.Layout, r.me.Instance)), DoubtAfter: o.DoubtAfter},
 		FlipAfter:    2 * o.Limits.Pause,
@@ -274,6 +277,8 @@ func (r *Receiver) Suspend(ctx context.Context) error {
 	}
 	select {
 	case <-over:
+		r.reading.Lock()   // what is being hashed is read to its end
+		r.reading.Unlock() //nolint:staticcheck // it waits, and guards nothing
 	case <-ctx.Done():
 		return fmt.Errorf("weights: suspend receiver %d: %w", r.o.Rank, context.Cause(ctx))
 	}

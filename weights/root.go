@@ -86,6 +86,14 @@ func (r *Receiver) remember(ctx context.Context) error {
 // rootOf is the content root of a copy.
 func (r *Receiver) rootOf(ctx context.Context, memory []*hawser.Region) (proto.Hash, error) {
 	root := stage.NewRoot()
+	if err := r.addTo(ctx, root, memory); err != nil {
+		return proto.Hash{}, err
+	}
+	return root.Sum(), nil
+}
+
+// addTo adds what the layout puts here.
+func (r *Receiver) addTo(ctx context.Context, root *stage.Root, memory []*hawser.Region) error {
 	for i := range r.held {
 		h := &r.held[i]
 		name := r.o.Layout.Tensors[h.Tensor].Name
@@ -104,8 +112,8 @@ func (r *Receiver) rootOf(ctx context.Context, memory []*hawser.Region) (proto.H
 			return ctx.Err() == nil
 		})
 		if ctx.Err() != nil {
-			return proto.Hash{}, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 	}
-	return root.Sum(), nil
+	return nil
 }
