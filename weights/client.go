@@ -35,7 +35,7 @@ const (
 // order is what a Client wants.
 type order struct {
 	ID      uint64
-	Op      string // "update", "rollback", "decide", "status", "contents", "spans", "layout"
+	Op      string // "update", "rollback", "decide", "status", "contents", "spans", "usage", "layout"
 	Version Version
 	Skip    bool // update
 	Epoch   uint64
@@ -48,8 +48,9 @@ type answer struct {
 	Err     *remoteError
 	Report  *Report
 	Cluster *Cluster
-	// Of contents, spans and layout.
+	// Of contents, spans, usage and layout.
 	Contents []Content
+	Usage    []Usage
 	Spans    []Span
 	Layout   []byte
 }
@@ -128,6 +129,12 @@ func (c *Client) Spans(ctx context.Context) ([]Span, error) {
 	return a.Spans, err
 }
 
+// Usage is Controller.Usage.
+func (c *Client) Usage(ctx context.Context) ([]Usage, error) {
+	a, err := c.call(ctx, order{Op: "usage"})
+	return a.Usage, err
+}
+
 // Layout is that of the receivers that have joined, whoever has it: it must not be changed.
 func (c *Client) Layout(ctx context.Context) (*reshard.Layout, error) {
 	a, err := c.call(ctx, order{Op: "layout"})
@@ -200,6 +207,8 @@ func (c *Controller) obey(from *hawser.Peer, data []byte) {
 			a.Contents, err = c.Contents(c.ctx)
 		case "spans":
 			a.Spans, err = c.Spans(c.ctx)
+		case "usage":
+			a.Usage, err = c.Usage(c.ctx)
 		case "layout":
 			a.Layout, err = c.layout()
 		default:

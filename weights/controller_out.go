@@ -25,6 +25,9 @@ func (c controllerOut) Plan(r *proto.PlanRequest) {
 				c.keep(h, b)
 			}
 			c.refused = err
+			if err == nil && c.clock.plan == (proto.Hash{}) {
+				c.clock.plan = plan.Plan
+			}
 			c.m.Planned(now, r.Epoch, plan, err)
 		}
 	})

@@ -50,6 +50,7 @@ type member struct {
 	// guarded by mu
 	slices  map[proto.Key]adopted
 	remotes map[proto.ID]*foreign
+	imports uint64         // of descriptors
 	out     *outbound      // what is being written, nil when nothing is
 	staging *hawser.Region // kept from push to push
 	doubt   bool
@@ -323,6 +324,11 @@ func (m *member) imported(ctx context.Context, owner proto.ID, g *proto.Grant) (
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	f.regions, f.base, f.session = regions, base, session
+	for _, r := range regions {
+		if r != nil {
+			m.imports++
+		}
+	}
 	return f, nil
 }
 

@@ -136,6 +136,9 @@ func (o *outbound) push() error {
 	if err != nil {
 		return err
 	}
+	if o.e.Since == o.e.Key { // a repair goes on
+		o.m.spans.begin()
+	}
 	p, err := newPipeline(o.slice)
 	if err != nil {
 		return err
@@ -162,7 +165,7 @@ func (o *outbound) push() error {
 	w := newWriter(p.slice, o.m.eng.NewQueue(o.m.limits.Window*o.m.limits.PerDest), targets, o.m.limits)
 	w.buffers, w.staging, w.placed, w.failed = p.buffers, p.staging, o.placed, o.failed
 	w.arena = p.arena
-	p.writer = w
+	p.writer, p.spans = w, &o.m.spans
 	o.m.mu.Lock()
 	o.writer = w
 	dropped := slices.Clone(o.dropped)
@@ -279,6 +282,7 @@ func (o *outbound) stagingFor(p *pipeline) error {
 
 // placed is called by the writer: a stage is with a receiver.
 func (o *outbound) placed(t *target, stage int, s sent) {
+	o.m.spans.note("write", fmt.Sprintf("%s to %d", o.slice.Stages[stage], t.rank), o.writer.begun[stage])
 	o.m.event(func(now proto.Time) {
 		o.m.mm.Staged(now, o.e.Key, []proto.StageSum{{
 			To: o.members[t.rank], Stage: stage, Digest: s.digest, Runs: uint64(s.runs), Bytes: uint64(s.bytes),

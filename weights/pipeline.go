@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/hawser-project/hawser"
 	"github.com/hawser-project/hawser/reshard"
@@ -25,6 +26,7 @@ type pipeline struct {
 	ready   *readiness                             // nil: all source bytes are final
 	trade   func(ctx context.Context, a *reshard.Amax, maxima []float32) error
 	writer  *writer
+	spans   *spans // nil: nobody wants to know
 
 	maxima [][]float32     // by stage; nil: no blocks
 	amax   []*reshard.Amax // by stage
@@ -220,7 +222,9 @@ func (p *pipeline) task(t *reshard.Task) *Task {
 func (p *pipeline) stage(ctx context.Context, begun <-chan int, jobs chan<- *job) error {
 	next := 0
 	for s := range begun {
+		began, staged := time.Now(), false
 		for ; next < len(p.slice.Tasks) && p.slice.Tasks[next].Stage == s; next++ {
+			staged = staged || p.slice.Tasks[next].Size > 0
 			if p.slice.Tasks[next].Size > p.most {
 				if err := p.fillParts(ctx, next, jobs); err != nil {
 					return fmt.Errorf("%s: %w", p.slice.Stages[s], err)
@@ -236,6 +240,9 @@ func (p *pipeline) stage(ctx context.Context, begun <-chan int, jobs chan<- *job
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
+		}
+		if staged && p.spans != nil {
+			p.spans.note("stage", p.slice.Stages[s], began)
 		}
 	}
 	return nil

@@ -6,7 +6,9 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/hawser-project/hawser"
@@ -30,6 +32,7 @@ type question struct {
 const (
 	askContent = "content" // receivers: hash what is served
 	askSpans   = "spans"   // when what was done in the last push
+	askUsage   = "usage"   // what the engine has sent, and the process has computed
 )
 
 // reply is what a member answers.
@@ -37,6 +40,7 @@ type reply struct {
 	ID      uint64
 	Content *Content
 	Spans   []Span
+	Usage   *Usage
 	Err     string
 }
 
@@ -133,6 +137,63 @@ func (c *Controller) Contents(ctx context.Context) ([]Content, error) {
 	return all, nil
 }
 
+// Usage is what a member's engine and process have done since they were started: the difference of two is what lies between.
+type Usage struct {
+	Engine  string // its id
+	Role    string
+	Rank    int
+	Process string // members of one process have the same CPU
+	CPU     time.Duration
+	Imports uint64 // of descriptors
+	Resent  uint64 // writes that went down with a connection and were sent again
+	Stale   uint64 // immediates that nobody waited for
+	Rails   []RailUsage
+}
+
+// RailUsage is what went over a rail.
+type RailUsage struct {
+	Provider, Device          string
+	LinkBits                  uint64 // bits per second, 0 when unknown
+	TxBytes, TxWrites, RxImms uint64
+	RxBytes                   uint64 // of writes with immediates
+}
+
+// Usage is what members have done so far.
+func (c *Controller) Usage(ctx context.Context) ([]Usage, error) {
+	got, members := c.ask(ctx, askUsage, func(*proto.Member) bool { return true })
+	all := []Usage{}
+	for _, j := range members {
+		if u := got[j.Member.ID].Usage; u != nil {
+			u.Engine, u.Role, u.Rank = j.Member.ID.String(), j.Member.Role.String(), j.Member.Rank
+			all = append(all, *u)
+		}
+	}
+	if err := context.Cause(ctx); err != nil {
+		return all, fmt.Errorf("weights: usage: %w", err)
+	}
+	return all, nil
+}
+
+func (m *member) usage() *Usage {
+	host, _ := os.Hostname() // without a name processes of several hosts may be taken for one
+	u := &Usage{Process: fmt.Sprintf("%s/%d", host, os.Getpid())}
+	var r syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &r) == nil {
+		u.CPU = time.Duration(r.Utime.Nano() + r.Stime.Nano())
+	}
+	st := m.eng.Stats()
+	u.Stale = st.StaleImms
+	for i := range st.Rails {
+		x := &st.Rails[i]
+		u.Resent += x.Resent
+		u.Rails = append(u.Rails, RailUsage{x.Provider, x.Device, x.LinkBits, x.TxBytes, x.TxWrites, x.RxImms, x.RxImmBytes})
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	u.Imports = m.imports
+	return u
+}
+
 // Span is a step of a member's part of a push.
 type Span struct {
 	Role  string
@@ -187,6 +248,8 @@ func (m *member) answers(q question) reply {
 	switch {
 	case q.What == askSpans:
 		a.Spans = m.spans.all()
+	case q.What == askUsage:
+		a.Usage = m.usage()
 	case q.What == askContent && m.content != nil:
 		a.Content = m.content()
 	default:

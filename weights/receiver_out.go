@@ -16,6 +16,9 @@ type receiverOut struct{ *Receiver }
 // from epoch to epoch; the immediate after those of the stages is the number of the copy.
 func (r receiverOut) Grant(e *proto.Epoch, _ uint64, kept []uint64) {
 	r.phases.begin()
+	if e.Since == e.Key { // a repair goes on
+		r.spans.begin()
+	}
 	x, d, err := r.grant(e, kept)
 	if err == nil {
 		r.in[e.Key] = x
@@ -76,7 +79,9 @@ func (r receiverOut) Put(e proto.Key) {
 // Pause runs the leader's hook.
 func (r receiverOut) Pause(v proto.Version) {
 	r.phases.stop()
+	began := time.Now()
 	r.hook("Pause", r.o.Hooks.Pause, v, func(now proto.Time, err error) {
+		r.spans.note("pause", "", began)
 		r.m.Paused(now, err)
 	})
 }
@@ -85,6 +90,7 @@ func (r receiverOut) Resume(v proto.Version) {
 	began := time.Now()
 	r.hook("Resume", r.o.Hooks.Resume, v, func(now proto.Time, err error) {
 		r.phases.resumed(began)
+		r.spans.note("resume", "", began)
 		r.tell(r.m.Status().Epoch, memberReport{Phases: r.phases.now()})
 		r.m.Resumed(now, err)
 	})
@@ -106,7 +112,9 @@ func (r receiverOut) Flip(e proto.Key, v proto.Version) {
 		r.active = 1 - r.active
 	}
 	r.do(func(ctx context.Context) func(proto.Time) {
+		began := time.Now()
 		err := r.flip(ctx, v)
+		r.spans.note("flip", "", began)
 		return func(now proto.Time) {
 			r.tell(e, memberReport{Phases: r.phases.now()})
 			r.m.Flipped(now, err)

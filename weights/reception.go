@@ -111,6 +111,7 @@ func (x *reception) verify(ctx context.Context) (proto.Hash, error) {
 	began := time.Now()
 	root, err := x.r.rootOf(ctx, x.memory)
 	x.r.phases.verified(time.Since(began))
+	x.r.spans.note("digest", "content root", began)
 	x.r.mu.Lock()
 	x.r.roots[x.copy] = root
 	x.r.mu.Unlock()
@@ -138,7 +139,10 @@ func (x *reception) meet(ctx context.Context) error {
 // stage takes one stage: counts, digests, PostLoad.
 func (x *reception) stage(ctx context.Context, s int) error {
 	name := x.in.slice.Stages[s]
-	if err := x.in.wait(x.counting, s); err != nil {
+	began := time.Now()
+	err := x.in.wait(x.counting, s)
+	x.r.spans.note("receive", name, began)
+	if err != nil {
 		if cause := context.Cause(x.counting); cause != nil && ctx.Err() == nil {
 			return cause
 		}
@@ -164,6 +168,7 @@ func (x *reception) stage(ctx context.Context, s int) error {
 		began := time.Now()
 		err := callHook(ctx, "PostLoad", x.r.o.Limits.PostLoad, func(ctx context.Context) error { return hook(ctx, s) })
 		x.r.phases.loaded(time.Since(began))
+		x.r.spans.note("post-load", name, began)
 		if err != nil {
 			return &proto.EpochError{Version: x.e.Version, Epoch: x.e.Key, Code: proto.CodePostLoad, Text: name, Err: err}
 		}
@@ -196,6 +201,7 @@ func (x *reception) compare(s, rank int, sum proto.StageSum) error {
 	began := time.Now()
 	got, err := x.digest(s, rank)
 	x.r.phases.verified(time.Since(began))
+	x.r.spans.note("digest", x.in.stage(s), began)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package weights
 
 import (
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"sync"
@@ -14,6 +15,7 @@ import (
 type Report struct {
 	Version Version
 	Epoch   uint64 // the last one
+	Plan    string // controller: id of the first plan, in hexadecimal; empty: there was none
 	Bytes   int64  // written; a controller: by all publishers together
 	Writes  uint64
 	Wall    time.Duration // controller: from BEGIN to the last answer; publisher: of Push
@@ -97,6 +99,7 @@ type memberReport struct {
 	Writes  uint64
 	Staging int64
 	Waiting *Waiting // receivers; nil: nothing is missing, or it was not looked
+	Arrived Arrived  // receivers
 }
 
 // Messages that begin with reportMagic are reports in JSON.
@@ -113,7 +116,8 @@ func (m *member) tell(e proto.Key, r memberReport) {
 // clock measures an operation at a controller. Guarded by its mu.
 type clock struct {
 	began, decided time.Time
-	first          uint64                    // epoch
+	first          uint64 // epoch
+	plan           proto.Hash
 	reports        map[proto.ID]memberReport // the last one of each
 }
 
@@ -159,6 +163,9 @@ func (c *Controller) report(o *proto.Outcome) *Report {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.clock.plan != (proto.Hash{}) {
+		r.Plan = hex.EncodeToString(c.clock.plan[:])
+	}
 	if k := &c.clock; !k.began.IsZero() {
 		r.Wall = time.Since(k.began)
 		if !k.decided.IsZero() {

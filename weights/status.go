@@ -37,6 +37,7 @@ type MemberStatus struct {
 	Stuck    int // peers that may still write into it
 	// Waiting is what a receiver waits for in the epoch that is under way, as it was a moment ago; nil: nothing, or it has not told yet.
 	Waiting *Waiting
+	Arrived Arrived // the same
 }
 
 // Status is a snapshot of what members have told.
@@ -52,7 +53,7 @@ func (c *Controller) Status() Cluster {
 			InDoubt: j.State == proto.StateInDoubt, Stuck: len(j.Stuck),
 		}
 		if s.Epoch != 0 { // members do not report their state while it runs
-			m.Waiting = c.clock.owing(j.Member.ID, s.Epoch)
+			m.Waiting, m.Arrived = c.clock.owing(j.Member.ID, s.Epoch), c.clock.arrived(j.Member.ID, s.Epoch)
 		}
 		if j.Root != (proto.Hash{}) {
 			m.Root = hex.EncodeToString(j.Root[:])

@@ -100,8 +100,40 @@ func (x *reception) tell() {
 	}
 	if w := waiting(x.missing(), x.in.owed); w != nil || x.waits {
 		x.waits = w != nil
-		x.r.tell(x.e.Key, memberReport{Waiting: w})
+		x.r.tell(x.e.Key, memberReport{Waiting: w, Arrived: x.in.arrived()})
 	}
+}
+
+// Arrived is how much a receiver has of an epoch. Of stages that are not complete it is known how many writes have come, not which: their bytes are estimated.
+type Arrived struct{ Bytes, Of int64 }
+
+// arrived is what has come.
+func (in *inbound) arrived() (a Arrived) {
+	for s, runs := range in.runs {
+		c := in.counters[s]
+		if c == nil {
+			continue
+		}
+		for rank, list := range runs {
+			n := int64(0)
+			for i := range list {
+				n += list[i].Len
+			}
+			a.Of += n
+			if p := in.peers[rank]; p != nil {
+				a.Bytes += int64(float64(n) * min(1, float64(c.From(p))/float64(len(list))))
+			}
+		}
+	}
+	return a
+}
+
+// arrived is what has come to a member, as it has told.
+func (k *clock) arrived(id proto.ID, epoch uint64) Arrived {
+	if r, ok := k.reports[id]; ok && r.Epoch == epoch {
+		return r.Arrived
+	}
+	return Arrived{}
 }
 
 // owing is what a member waits for, as it has told.

@@ -78,7 +78,8 @@ type writer struct {
 	loud    map[*hawser.Peer]error // peers that are not known to be quiet
 	stats   writeStats
 
-	first, last time.Time // when writes were placed
+	first, last time.Time   // when writes were placed
+	begun       []time.Time // by stage: when its first bytes were ready
 }
 
 // writeStats is what a push has written.
@@ -89,7 +90,7 @@ type writeStats struct {
 func newWriter(slice *reshard.Slice, queue *hawser.Queue, targets []*target, l schedule.Limits) *writer {
 	w := &writer{
 		slice: slice, queue: queue, targets: targets, byRank: make(map[int]int, len(targets)), flights: make([]flight, l.Window*l.PerDest),
-		loud: map[*hawser.Peer]error{}, drops: make(chan int, len(targets)),
+		loud: map[*hawser.Peer]error{}, drops: make(chan int, len(targets)), begun: make([]time.Time, len(slice.Stages)),
 	}
 	for i, t := range targets {
 		w.byRank[t.rank] = i
@@ -196,6 +197,9 @@ func (w *writer) collect() (out chan *ends, join func()) {
 
 // add makes the runs of a job pending.
 func (w *writer) add(j *job) {
+	if at := &w.begun[j.task.Stage]; at.IsZero() {
+		*at = time.Now()
+	}
 	j.left = len(j.task.Runs)
 	if j.left == 0 {
 		w.release(j)
