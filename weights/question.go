@@ -265,7 +265,7 @@ func (r *Receiver) hashed() *Content {
 	r.mu.Lock()
 	before, active, memory := r.m.Status(), r.active, slices.Clone(r.served())
 	r.mu.Unlock()
-	if before.Active != proto.StateCommitted {
+	if !r.serves(&before) {
 		return &Content{Err: fmt.Sprintf("it serves no version: it is %v", before.State)}
 	}
 	x := &Content{Version: before.Version}
@@ -281,8 +281,13 @@ func (r *Receiver) hashed() *Content {
 	x.Root = hex.EncodeToString(sum[:])
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if now := r.m.Status(); now.Active != proto.StateCommitted || now.Version != before.Version || r.active != active {
+	if now := r.m.Status(); !r.serves(&now) || now.Version != before.Version || r.active != active || r.o.Shadow == nil && now.Epoch != before.Epoch {
 		return &Content{Err: fmt.Sprintf("it changed while it was hashed: it served v%d and is %v", before.Version, now.State)}
 	}
 	return x
+}
+
+// serves reports whether the memory that is served is whole: with a shadow also while another version comes.
+func (r *Receiver) serves(s *proto.ReceiverStatus) bool {
+	return s.Active == proto.StateCommitted && (r.o.Shadow != nil || s.State == proto.StateCommitted)
 }

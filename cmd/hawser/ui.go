@@ -133,6 +133,7 @@ type status struct {
 	shown  bool      // a line stands on the terminal
 	last   string    // line elsewhere
 	next   time.Time // of the next one
+	phase  string
 }
 
 func newStatus(f *os.File) *status {
@@ -158,6 +159,14 @@ func (s *status) show(format string, args ...any) {
 		fmt.Fprintln(s.f, line)
 		s.last, s.next = line, now.Add(statusGap)
 	}
+}
+
+// step is show of work that has phases: elsewhere than on a terminal the first line of each is shown at once.
+func (s *status) step(phase, format string, args ...any) {
+	if phase != s.phase {
+		s.phase, s.next = phase, time.Time{}
+	}
+	s.show(format, args...)
 }
 
 func (s *status) clear() {

@@ -1,18 +1,12 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
-	"github.com/hawser-project/hawser/reshard"
-	"github.com/hawser-project/hawser/reshard/safetensors"
 	"github.com/hawser-project/hawser/weights"
-	"github.com/hawser-project/hawser/weights/stage"
 )
 
 type weightsStatusCmd struct {
@@ -47,6 +41,26 @@ type memberJSON struct {
 	Epoch    uint64 `json:"epoch"`
 	InDoubt  bool   `json:"in_doubt"`
 	Stuck    int    `json:"stuck_peers"`
+	// Of a receiver in a push: how much has come, and what it waits for; null: nothing, or it has not told yet.
+	Arrived int64        `json:"arrived_bytes"`
+	Of      int64        `json:"of_bytes"`
+	Waiting *waitingJSON `json:"waiting"`
+	waits   string
+}
+
+type waitingJSON struct {
+	Stage   string        `json:"stage"`
+	Have    uint64        `json:"have"` // writes
+	Want    uint64        `json:"want"`
+	Missing []missingJSON `json:"missing"`
+	More    int           `json:"more"` // publishers that are not named
+}
+
+type missingJSON struct {
+	Publisher int    `json:"publisher"`
+	Have      uint64 `json:"have"`
+	Want      uint64 `json:"want"`
+	Down      bool   `json:"down"`
 }
 
 // Run prints the status.
@@ -84,12 +98,17 @@ func clusterJSON(s *weights.Cluster) *statusJSON {
 		x := memberJSON{
 			Name: m.Name, Role: m.Role, Rank: m.Rank, Instance: m.Instance, Leader: m.Leader, State: m.State, Version: uint64(m.Version),
 			Pending: uint64(m.Pending), Held: uint64(m.Held), Root: m.Root, Epoch: m.Epoch, InDoubt: m.InDoubt, Stuck: m.Stuck,
+			Arrived: m.Arrived.Bytes, Of: m.Arrived.Of,
+		}
+		if w := m.Waiting; w != nil {
+			x.Waiting = &waitingJSON{Stage: w.Stage, Have: w.Have, Want: w.Want, More: w.More, Missing: []missingJSON{}}
+			for _, o := range w.Missing {
+				x.Waiting.Missing = append(x.Waiting.Missing, missingJSON{o.Publisher, o.Have, o.Want, o.Down})
+			}
+			x.waits = waitingText(w)
 		}
 		if m.Role == "receiver" {
-			x.Mode = "in place"
-			if m.Shadow {
-				x.Mode = "shadow"
-			}
+			x.Mode = modeOf(m.Shadow)
 		}
 		r.Members = append(r.Members, x)
 	}
@@ -107,7 +126,7 @@ func (r *statusJSON) print(u *ui) {
 			leader = "leader"
 		}
 		rows = append(rows, []string{
-			m.Role, fmt.Sprint(m.Rank), instance, leader, m.Mode, m.State, number0(m.Version), number0(m.Pending), number0(m.Held), fmt.Sprint(m.Epoch), fmt.Sprintf("%.12s", m.Root), number0(uint64(m.Stuck)),
+			m.Role, fmt.Sprint(m.Rank), instance, leader, m.Mode, m.State, number0(m.Version), number0(m.Pending), number0(m.Held), fmt.Sprint(m.Epoch), fmt.Sprintf("%.12s", m.Root), number0(uint64(m.Stuck)), m.waits,
 		})
 	}
 	under := "no epoch under way"
@@ -115,7 +134,7 @@ func (r *statusJSON) print(u *ui) {
 		under = fmt.Sprintf("epoch %d under way", r.Epoch)
 	}
 	u.table(fmt.Sprintf("version %d, term %d, %s", r.Version, r.Term, under), []string{
-		"role", "rank", "instance", "", "mode", "state", "serves", "pending", "kept", "epoch", "content root", "may still write",
+		"role", "rank", "instance", "", "mode", "state", "serves", "pending", "kept", "epoch", "content root", "may still write", "waits for",
 	}, rows)
 }
 
@@ -142,7 +161,7 @@ type verifiedJSON struct {
 
 	Version    uint64         `json:"version"`
 	Equal      bool           `json:"equal"`
-	WrongBytes *int64         `json:"wrong_bytes"` // with --from: of ranks whose root differs, all that they hold
+	WrongBytes *int64         `json:"wrong_bytes"` // with --from: in cells of 1 MiB that differ
 	Ranks      []verifiedRank `json:"ranks"`
 	Problems   []string       `json:"problems"`
 }
@@ -152,14 +171,16 @@ type verifiedRank struct {
 	Instance int    `json:"instance"`
 	Shard    int    `json:"shard"` // rank within the instance
 	Version  uint64 `json:"version"`
-	Root     string `json:"root"`
-	Want     string `json:"want,omitempty"` // of the checkpoint
+	Root     string `json:"root"`               // of the memory, now
+	Recorded string `json:"recorded,omitempty"` // when the version came
+	Want     string `json:"want,omitempty"`     // of the checkpoint
+	cells    *weights.Content
 }
 
 // Help is shown below the first line of the help.
 func (weightsVerifyCmd) Help() string {
-	return "Content roots are compared, which receivers computed when they took the version: ranks of equal place in their instances must have equal ones. " +
-		"The exit status is 5 when they have not."
+	return "Receivers hash the memory that they serve, which must be what it was when the version came; ranks of equal place in their instances must hold the same. " +
+		"The exit status is 5 when they do not."
 }
 
 // Run compares.
@@ -169,14 +190,19 @@ func (c *weightsVerifyCmd) Run(ctx context.Context, u *ui) error {
 		return usage("--from and --layout come together")
 	}
 	var s *weights.Cluster
+	var list []weights.Content
 	err := weightsClient(ctx, &c.weightsNodeFlags, &c.controllerFlag, func(client *weights.Client) (err error) {
-		s, err = c.rooted(ctx, client)
+		if s, err = client.Status(ctx); err != nil {
+			return err
+		}
+		u.status.show("verify: receivers hash their memory")
+		list, err = client.Contents(ctx)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	r := c.compare(s)
+	r := c.compare(s, list)
 	if c.From != "" {
 		if err := c.reshard(u, r); err != nil {
 			return err
@@ -191,50 +217,28 @@ func (c *weightsVerifyCmd) Run(ctx context.Context, u *ui) error {
 	return err
 }
 
-// rootLimit is how long receivers may take for the roots of what they serve; with digests off they take none.
-const rootLimit = 20 * time.Second
-
-// rooted waits until the receivers that serve the version have told their roots, which they take after the push.
-func (c *weightsVerifyCmd) rooted(ctx context.Context, client *weights.Client) (*weights.Cluster, error) {
-	for deadline := time.Now().Add(rootLimit); ; {
-		s, err := client.Status(ctx)
-		if err != nil {
-			return nil, err
-		}
-		version := cmp.Or(weights.Version(c.Version), s.Version)
-		owes := func(m weights.MemberStatus) bool { return m.Role == "receiver" && m.Version == version && m.Root == "" }
-		if !slices.ContainsFunc(s.Members, owes) || time.Now().After(deadline) {
-			return s, nil
-		}
-		select {
-		case <-time.After(20 * time.Millisecond): // between two looks
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
-// compare compares receivers with each other.
-func (c *weightsVerifyCmd) compare(s *weights.Cluster) *verifiedJSON {
+// compare compares receivers with themselves and each other.
+func (c *weightsVerifyCmd) compare(s *weights.Cluster, list []weights.Content) *verifiedJSON {
 	r := &verifiedJSON{weightsHead: weightsResult("verify"), Version: c.Version, Ranks: []verifiedRank{}, Problems: []string{}}
 	if r.Version == 0 {
 		r.Version = uint64(s.Version)
 	}
 	wrong := func(format string, args ...any) { r.Problems = append(r.Problems, fmt.Sprintf(format, args...)) }
-	shards := map[int]int{}         // instance -> ranks so far; members are sorted by rank
+	shards := map[int]int{}         // instance -> ranks so far; they are sorted by rank
 	first := map[int]verifiedRank{} // shard -> who has it first
-	for _, m := range s.Members {
-		if m.Role != "receiver" {
-			continue
-		}
-		x := verifiedRank{Rank: m.Rank, Instance: m.Instance, Shard: shards[m.Instance], Version: uint64(m.Version), Root: m.Root}
+	for i := range list {
+		m := &list[i]
+		x := verifiedRank{Rank: m.Rank, Instance: m.Instance, Shard: shards[m.Instance], Version: uint64(m.Version), Root: m.Root, Recorded: m.Recorded, cells: m}
 		shards[m.Instance]++
 		r.Ranks = append(r.Ranks, x)
-		if x.Version != r.Version {
+		if m.Err != "" || x.Version != r.Version {
 			if c.All {
-				wrong("receiver %d is %s and serves version %d", x.Rank, m.State, x.Version)
+				wrong("receiver %d serves version %d, not %d: %s", x.Rank, x.Version, r.Version, m.Err)
 			}
 			continue
+		}
+		if m.Recorded != "" && m.Recorded != m.Root {
+			wrong("receiver %d: its memory has the root %.12s, it had %.12s when the version came", x.Rank, m.Root, m.Recorded)
 		}
 		if one, ok := first[x.Shard]; !ok {
 			first[x.Shard] = x
@@ -254,69 +258,29 @@ func (c *weightsVerifyCmd) reshard(u *ui, r *verifiedJSON) (err error) {
 	if err != nil {
 		return err
 	}
-	ckpt, err := checkpointAt(c.From, weights.Version(r.Version))
+	n, err := newNaive(c.From, weights.Version(r.Version), l)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, ckpt.Close()) }()
+	defer func() { err = errors.Join(err, n.close()) }()
 	wrong := int64(0)
-	roots := map[int]string{} // by shard
 	for i := range r.Ranks {
 		x := &r.Ranks[i]
-		if x.Version != r.Version {
+		if x.Version != r.Version || x.cells.Err != "" {
 			continue
 		}
 		u.status.show("verify: resharding rank %d", x.Rank)
-		if x.Rank >= len(l.Buffers) {
-			return usage("--layout: it has %d ranks, receiver %d has joined", len(l.Buffers), x.Rank)
+		bytes, want, err := n.wrong(x.cells)
+		if err != nil {
+			return err
 		}
-		want, ok := roots[x.Shard]
-		if !ok {
-			root, err := naiveRoot(ckpt, l, x.Rank)
-			if err != nil {
-				return usage("--from: %w", err)
-			}
-			want = hex.EncodeToString(root[:])
-			roots[x.Shard] = want
-		}
+		wrong += bytes
 		if x.Want = want; x.Want != x.Root {
-			r.Problems = append(r.Problems, fmt.Sprintf("receiver %d has the root %.12s, the checkpoint resharded has %.12s", x.Rank, x.Root, x.Want))
-			for _, n := range l.Buffers[x.Rank] {
-				wrong += n
-			}
+			r.Problems = append(r.Problems, fmt.Sprintf("receiver %d has the root %.12s, the checkpoint resharded has %.12s: %d bytes are in cells that differ", x.Rank, x.Root, x.Want, bytes))
 		}
 	}
 	r.WrongBytes = &wrong
 	return nil
-}
-
-// naiveRoot is the content root of a rank that was loaded from a checkpoint without a plan.
-func naiveRoot(ckpt *safetensors.Checkpoint, l *reshard.Layout, rank int) (root [32]byte, err error) {
-	var memory [][]byte
-	for _, n := range l.Buffers[rank] {
-		memory = append(memory, make([]byte, n))
-	}
-	if err := ckpt.Load(l, rank, memory); err != nil {
-		return root, err
-	}
-	held, err := l.Held(rank)
-	if err != nil {
-		return root, err
-	}
-	sum := stage.NewRoot()
-	for i := range held {
-		h := &held[i]
-		name := l.Tensors[h.Tensor].Name
-		if h.Scales {
-			name += " scales"
-		}
-		sum.Begin(name)
-		h.Spans(func(off, n int64) bool {
-			sum.Add(memory[h.Buffer][off : off+n])
-			return true
-		})
-	}
-	return sum.Sum(), nil
 }
 
 func (r *verifiedJSON) print(u *ui) {

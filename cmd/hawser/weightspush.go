@@ -21,45 +21,13 @@ type weightsPushCmd struct {
 	Layout        string `placeholder:"FILE" help:"How the training ranks hold the checkpoint (default: one rank that has all of it)."`
 	Ranks         string `placeholder:"0-3" help:"Training ranks of this process (default: all). The process with the lowest rank of all orders the push, the others wait for it."`
 	SkipSuspended bool   `help:"Leave suspended instances out, instead of failing."`
-}
-
-// pushed is the result in JSON.
-type pushed struct {
-	weightsHead
-
-	Version    uint64     `json:"version"`
-	Epoch      uint64     `json:"epoch"`
-	Bytes      int64      `json:"bytes"`
-	Writes     uint64     `json:"writes"`
-	WallMS     float64    `json:"wall_ms"` // BEGIN to the last DONE
-	GBPerS     float64    `json:"gb_per_s"`
-	Phases     phasesJSON `json:"phases"`
-	WrongBytes *int64     `json:"wrong_bytes"` // null: not compared
-	Repairs    int        `json:"repairs"`
-	Staging    int64      `json:"peak_staging_bytes"`
-	Serving    []int      `json:"serving"` // instances
-	Out        []outJSON  `json:"out"`     // instances that were part of it and do not serve it
-	Error      string     `json:"error,omitempty"`
-}
-
-type phasesJSON struct {
-	Pause     float64 `json:"pause_ms"`
-	FirstByte float64 `json:"first_byte_ms"`
-	LastByte  float64 `json:"last_byte_ms"`
-	Verify    float64 `json:"verify_ms"`
-	Commit    float64 `json:"commit_ms"`
-	PostLoad  float64 `json:"post_load_ms"`
-	Resume    float64 `json:"resume_ms"`
-}
-
-type outJSON struct {
-	Instance int    `json:"instance"`
-	Why      string `json:"why"`
+	Trace         string `placeholder:"FILE" help:"Write what each rank did when as Chrome trace events."`
 }
 
 // Help is shown below the first line of the help.
 func (weightsPushCmd) Help() string {
-	return "The exit status is 4 when the push was aborted, 5 when digests differ, 6 when it is not known whether it was committed."
+	return "The exit status is 4 when the push was aborted, 5 when digests differ, 6 when it is not known whether it was committed. With --from all that " +
+		"receivers then serve is compared with the checkpoint, resharded rank by rank without a plan, unless --verify is off."
 }
 
 // Run pushes.
@@ -77,8 +45,13 @@ func (c *weightsPushCmd) Run(ctx context.Context, u *ui) (err error) {
 	if err := p.open(ctx, u); err != nil {
 		return err
 	}
+	before, err := p.usage(ctx)
+	if err != nil {
+		return err
+	}
 	r, err := p.run(ctx, u)
 	if r != nil {
+		err = errors.Join(err, p.cost(ctx, r, before), p.trace(ctx), p.compare(ctx, u, r))
 		r.print(u, err)
 		err = errors.Join(err, u.result(r))
 	}
@@ -93,6 +66,7 @@ type pushing struct {
 	client *weights.Client
 	ranks  []*pushRank
 	orders bool // else another process does
+	began  time.Time
 }
 
 // pushRank is a training rank of this process.
@@ -195,6 +169,7 @@ func (p *pushing) run(ctx context.Context, u *ui) (*pushed, error) {
 	offering, stop := context.WithCancel(ctx)
 	defer stop()
 	var wg sync.WaitGroup
+	p.began = time.Now()
 	for _, x := range p.ranks {
 		wg.Go(func() { x.r, x.err = x.pub.Push(offering, v, nil) })
 	}
@@ -224,99 +199,6 @@ func (p *pushing) run(ctx context.Context, u *ui) (*pushed, error) {
 		}
 	}
 	return newPushed(r, err), err
-}
-
-// progressPause is how often the controller is asked.
-const progressPause = 100 * time.Millisecond
-
-// progress shows how far the push is until it is over.
-func (p *pushing) progress(ctx context.Context, u *ui, over <-chan struct{}) {
-	began := time.Now()
-	for tick := time.NewTicker(progressPause); ; {
-		defer tick.Stop()
-		select {
-		case <-over:
-			u.status.clear()
-			return
-		case <-tick.C:
-		}
-		s, err := p.client.Status(ctx)
-		if err != nil {
-			continue
-		}
-		u.status.show("push v%d %v: %s", p.cmd.Version, time.Since(began).Round(100*time.Millisecond), membersText(s))
-	}
-}
-
-// membersText counts members by their state.
-func membersText(s *weights.Cluster) string {
-	type key struct{ role, state string }
-	count := map[key]int{}
-	var order []key
-	for _, m := range s.Members {
-		k := key{m.Role, m.State}
-		if count[k] == 0 {
-			order = append(order, k)
-		}
-		count[k]++
-	}
-	text := fmt.Sprintf("epoch %d", s.Epoch)
-	for _, k := range order {
-		text += fmt.Sprintf(", %d %s %s", count[k], plural(k.role, count[k]), k.state)
-	}
-	if s.Waits != "" {
-		text += "; waits: " + s.Waits
-	}
-	return text
-}
-
-func plural(word string, n int) string {
-	if n == 1 {
-		return word
-	}
-	return word + "s"
-}
-
-func newPushed(r *weights.Report, err error) *pushed {
-	out := &pushed{
-		weightsHead: weightsResult("push"), Version: uint64(r.Version), Epoch: r.Epoch, Bytes: r.Bytes, Writes: r.Writes, WallMS: millis(r.Wall),
-		Repairs: r.Repairs, Staging: r.Staging, Serving: r.Serving, Out: []outJSON{},
-		Phases: phasesJSON{
-			Pause: millis(r.Phases.Pause), FirstByte: millis(r.Phases.FirstByte), LastByte: millis(r.Phases.LastByte), Verify: millis(r.Phases.Verify),
-			Commit: millis(r.Phases.Commit), PostLoad: millis(r.Phases.PostLoad), Resume: millis(r.Phases.Resume),
-		},
-	}
-	if r.Wall > 0 {
-		out.GBPerS = float64(r.Bytes) / r.Wall.Seconds() / 1e9
-	}
-	for _, o := range r.Out {
-		out.Out = append(out.Out, outJSON{o.Instance, o.Why})
-	}
-	if err != nil {
-		out.Error = err.Error()
-	}
-	return out
-}
-
-func (r *pushed) print(u *ui, err error) {
-	row := func(name, format string, args ...any) []string { return []string{name, fmt.Sprintf(format, args...)} }
-	state := fmt.Sprintf("committed, instances %v serve it", r.Serving)
-	if err != nil {
-		state = "not committed"
-	}
-	rows := [][]string{
-		row("version, epoch", "%d, %d: %s", r.Version, r.Epoch, state),
-		row("moved", "%s in %d writes, %.0f ms, %.2f GB/s", bytesText(r.Bytes), r.Writes, r.WallMS, r.GBPerS),
-		row("engines stopped", "%.1f ms at most", r.Phases.Pause),
-		row("first, last byte", "%.1f ms, %.1f ms", r.Phases.FirstByte, r.Phases.LastByte),
-		row("verify, post-load", "%.1f ms, %.1f ms", r.Phases.Verify, r.Phases.PostLoad),
-		row("commit, resume", "%.1f ms, %.1f ms", r.Phases.Commit, r.Phases.Resume),
-		row("repairs, staging", "%d, at most %s in flight", r.Repairs, bytesText(r.Staging)),
-	}
-	for _, o := range r.Out {
-		rows = append(rows, row("instance out", "%d: %s", o.Instance, o.Why))
-	}
-	u.table("push", []string{"", ""}, rows)
 }
 
 // weightsClient opens an engine and a client of the controller for one command.
