@@ -172,12 +172,21 @@ func (c *Client) call(ctx context.Context, o order) (answer, error) {
 			return a, nil
 		case <-alive.C:
 			if !c.p.Up() {
-				return answer{}, fmt.Errorf("weights: %s: controller: %w: what it has begun may go on", o.Op, hawser.ErrPeerDown)
+				return answer{}, o.lost()
 			}
 		case <-ctx.Done():
 			return answer{}, fmt.Errorf("weights: %s: %w", o.Op, context.Cause(ctx))
 		}
 	}
+}
+
+// lost is the error of an order whose controller is gone.
+func (o *order) lost() error {
+	switch o.Op {
+	case "update", "rollback", "decide":
+		return fmt.Errorf("weights: %s: controller: %w, what it has begun may go on: %w", o.Op, hawser.ErrPeerDown, ErrInDoubt)
+	}
+	return fmt.Errorf("weights: %s: controller: %w", o.Op, hawser.ErrPeerDown)
 }
 
 func has(data []byte, magic string) bool {

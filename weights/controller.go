@@ -186,7 +186,7 @@ func (c *Controller) operate(ctx context.Context, what string, v Version, begin 
 			done = nil
 			c.event(func(now proto.Time) { c.m.Cancel(now, op) }) // then it ends, and says how
 		case <-c.ctx.Done():
-			return nil, fmt.Errorf("weights: %s v%d: %w", what, v, hawser.ErrClosed)
+			return nil, fmt.Errorf("weights: %s v%d: controller: %w, what it has begun is not decided by it: %w", what, v, hawser.ErrClosed, ErrInDoubt)
 		}
 	}
 }

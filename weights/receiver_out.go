@@ -16,7 +16,7 @@ type receiverOut struct{ *Receiver }
 // from epoch to epoch; the immediate after those of the stages is the number of the copy.
 func (r receiverOut) Grant(e *proto.Epoch, _ uint64, kept []uint64) {
 	r.phases.begin()
-	if e.Since == e.Key { // a repair goes on
+	if e.Since == e.Key && (r.copies[1] != nil || !r.me.Leader) { // a repair goes on; a leader in place has begun with Pause
 		r.spans.begin()
 	}
 	x, d, err := r.grant(e, kept)
@@ -79,6 +79,9 @@ func (r receiverOut) Put(e proto.Key) {
 // Pause runs the leader's hook.
 func (r receiverOut) Pause(v proto.Version) {
 	r.phases.stop()
+	if r.copies[1] == nil {
+		r.spans.begin()
+	}
 	began := time.Now()
 	r.hook("Pause", r.o.Hooks.Pause, v, func(now proto.Time, err error) {
 		r.spans.note("pause", "", began)

@@ -246,7 +246,7 @@ func (c *costs) add(now, old *weights.Usage) {
 		if a.RxBytes == b.RxBytes && bytes == 0 {
 			continue
 		}
-		c.unknown = c.unknown || a.LinkBits == 0
+		c.unknown = c.unknown || a.LinkBits == 0 || a.Provider == "shm" // whose speed is for placement alone: copies have no line rate
 		bits += a.LinkBits
 		if now.Role != "publisher" {
 			continue
