@@ -246,7 +246,7 @@ func (m *model) heals() bool {
 	return len(m.faults) == 0
 }
 
-// models are the worlds of three members and a controller, and one kind of harm each.
+// models are the worlds of two or three members and a controller, and one kind of harm each.
 func models() map[string]func() *model {
 	world := func(publishers, instances, ranks int, shadow bool, set func(*model)) func() *model {
 		return func() *model {
@@ -275,6 +275,7 @@ func models() map[string]func() *model {
 			"late":    func(m *model) { m.late = 1 },
 			"fail":    func(m *model) { m.fails = 1 },
 		} {
+			all[fmt.Sprintf("1 publisher, 1 rank, %s, %s", place, name)] = world(1, 1, 1, shadow, set)
 			all[fmt.Sprintf("1 publisher, 2 ranks, %s, %s", place, name)] = world(1, 1, 2, shadow, set)
 			all[fmt.Sprintf("2 publishers, 1 rank, %s, %s", place, name)] = world(2, 1, 1, shadow, set)
 			all[fmt.Sprintf("1 publisher, 2 instances, %s, %s", place, name)] = world(1, 2, 1, shadow, set)
