@@ -14,7 +14,8 @@ import (
 // length of the rest, the rest, SHA-256 of all before.
 
 const (
-	planMagic   = "HWSRPLAN"
+	// PlanMagic is how a plan in a file begins.
+	PlanMagic   = "HWSRPLAN"
 	planVersion = 1
 	maxPlan     = 1 << 30 // bytes of a plan file
 )
@@ -26,7 +27,7 @@ func (p *Plan) WriteTo(w io.Writer) (int64, error) {
 	if p.gone != nil {
 		body = p.repairs(body)
 	}
-	b := binary.LittleEndian.AppendUint32([]byte(planMagic), planVersion)
+	b := binary.LittleEndian.AppendUint32([]byte(PlanMagic), planVersion)
 	b = append(b, p.id[:]...)
 	b = binary.LittleEndian.AppendUint64(b, uint64(len(body)))
 	b = append(b, body...)
@@ -38,7 +39,7 @@ func (p *Plan) WriteTo(w io.Writer) (int64, error) {
 	return int64(n), err
 }
 
-const planHead = len(planMagic) + 4 + sha256.Size + 8
+const planHead = len(PlanMagic) + 4 + sha256.Size + 8
 
 // ReadPlan reads what WriteTo wrote, plans again, and compares ids. Bytes that are no plan are ErrFormat, before anything large is allocated
 // for them; a plan whose layouts are wrong fails as Compute does.
@@ -47,9 +48,9 @@ func ReadPlan(r io.Reader) (*Plan, error) {
 	if _, err := io.ReadFull(r, head); err != nil {
 		return nil, fmt.Errorf("%w: read plan: the head of %d bytes: %v", ErrFormat, planHead, err)
 	}
-	rest := head[len(planMagic):]
-	if string(head[:len(planMagic)]) != planMagic {
-		return nil, fmt.Errorf("%w: read plan: it begins with %q, not with %q", ErrFormat, head[:len(planMagic)], planMagic)
+	rest := head[len(PlanMagic):]
+	if string(head[:len(PlanMagic)]) != PlanMagic {
+		return nil, fmt.Errorf("%w: read plan: it begins with %q, not with %q", ErrFormat, head[:len(PlanMagic)], PlanMagic)
 	}
 	if v := binary.LittleEndian.Uint32(rest); v != planVersion {
 		return nil, fmt.Errorf("%w: read plan: version %d, this program reads %d", ErrFormat, v, planVersion)

@@ -24,11 +24,11 @@ type weightsInspectCmd struct {
 type inspected struct {
 	weightsHead
 
-	Kind     string            `json:"kind"` // checkpoint, layout
+	Kind     string            `json:"kind"` // checkpoint, layout of ..., plan ...
 	Tensors  []inspectedTensor `json:"tensors"`
 	Types    []inspectedType   `json:"types"`
 	Count    int               `json:"count"`
-	Bytes    int64             `json:"bytes"` // of the checkpoint; of a layout: of all ranks
+	Bytes    int64             `json:"bytes"` // of the checkpoint; of a layout: of all ranks; of a plan: that are delivered
 	Files    []inspectedFile   `json:"files,omitempty"`
 	Ranks    []inspectedRank   `json:"ranks,omitempty"`
 	Problems []string          `json:"problems"`
@@ -60,7 +60,7 @@ type inspectedRank struct {
 	Node     int   `json:"node"`
 	Instance int   `json:"instance"`
 	Buffers  int   `json:"buffers"`
-	Bytes    int64 `json:"bytes"` // of its buffers
+	Bytes    int64 `json:"bytes"` // of its buffers; of a plan: that it receives
 }
 
 // Run prints what is there.
@@ -101,6 +101,12 @@ func inspect(path string) (*inspected, error) {
 			return nil, layoutInput(path, err)
 		}
 		return inspectLayout(l, rules), nil
+	case strings.HasPrefix(string(head), reshard.PlanMagic):
+		p, err := reshard.ReadPlan(b)
+		if err != nil {
+			return nil, &usageError{fmt.Errorf("%s: %w", path, err)}
+		}
+		return inspectPlan(p), nil
 	case name == safetensors.IndexName:
 		return inspectCheckpoint(dir, "")
 	}
@@ -165,6 +171,26 @@ func inspectLayout(l *reshard.Layout, rules []reshard.Rule) *inspected {
 	}
 	if len(rules) > 0 {
 		r.Kind += fmt.Sprintf(", with %d rules", len(rules))
+	}
+	return r
+}
+
+// inspectPlan lists the destinations and what they receive; hawser weights plan says the rest of the layouts.
+func inspectPlan(p *reshard.Plan) *inspected {
+	sources, dests := p.Ranks()
+	id := p.ID()
+	r := &inspected{
+		weightsHead: weightsResult("inspect"), Kind: fmt.Sprintf("plan %x, from %d ranks", id[:8], sources), Tensors: []inspectedTensor{}, Types: []inspectedType{},
+		Problems: []string{},
+	}
+	for rank := range dests {
+		s := p.Dest(rank)
+		x := inspectedRank{Rank: rank, Instance: p.Instance(rank), Buffers: len(s.Buffers)}
+		for i := range s.Runs {
+			x.Bytes += s.Runs[i].Len
+		}
+		r.Bytes += x.Bytes
+		r.Ranks = append(r.Ranks, x)
 	}
 	return r
 }
@@ -234,6 +260,10 @@ func (r *inspected) print(u *ui) {
 	var rows [][]string
 	for _, g := range r.patterns() {
 		rows = append(rows, []string{g.name, fmt.Sprint(g.dtype), fmt.Sprint(g.shape), fmt.Sprint(g.count), bytesText(g.bytes)})
+	}
+	if len(rows) == 0 {
+		u.printf("%s: %s are delivered to %d ranks\n", r.Kind, bytesText(r.Bytes), len(r.Ranks))
+		return
 	}
 	more := len(rows) - maxInspectRows
 	u.table(r.Kind, []string{"tensors", "type", "shape", "count", "together"}, rows[:min(len(rows), maxInspectRows)])
