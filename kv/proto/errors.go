@@ -31,6 +31,9 @@ type RejectedError struct {
 
 func (e *RejectedError) Error() string { return fmt.Sprintf("rejected, %s: %s", e.Code, e.Text) }
 
+// Is: whose clock says first that the deadline is over makes no difference to the caller.
+func (e *RejectedError) Is(target error) bool { return e.Code == CodeLate && target == ErrDeadline }
+
 // FailedError: the prefiller took the request and ended it.
 type FailedError struct {
 	Code Code
@@ -38,6 +41,9 @@ type FailedError struct {
 }
 
 func (e *FailedError) Error() string { return fmt.Sprintf("failed there, %s: %s", e.Code, e.Text) }
+
+// Is is as RejectedError.Is.
+func (e *FailedError) Is(target error) bool { return e.Code == CodeLate && target == ErrDeadline }
 
 // MismatchError: the two sides of a link do not have the same cache. Here and There are as D sees them.
 type MismatchError struct {
