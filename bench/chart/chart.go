@@ -71,6 +71,21 @@ func Latency(w io.Writer, title string, lines []Line) error {
 	})
 }
 
+// Scaling draws microseconds by a number of ranks, which is logarithmic.
+func Scaling(w io.Writer, title string, lines []Line) error {
+	return draw(w, title, lines, func(p *plot.Plot, xs []float64) {
+		p.X.Label.Text, p.Y.Label.Text = "ranks", "us"
+		var ticks plot.ConstantTicks
+		for _, x := range slices.Compact(slices.Sorted(slices.Values(xs))) {
+			ticks = append(ticks, plot.Tick{Value: x, Label: fmt.Sprintf("%g", x)})
+		}
+		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, ticks
+		p.X.Min, p.X.Max = slices.Min(xs)/margin, slices.Max(xs)*margin
+		p.Y.Min, p.Y.Max = 0, p.Y.Max*above
+		p.Legend.Top, p.Legend.Left = true, true
+	})
+}
+
 // nines turns 0.9 into 1, 0.99 into 2.
 func nines(share float64) float64 { return -math.Log10(1 - share) }
 

@@ -77,3 +77,16 @@ func TestNothingToDraw(t *testing.T) {
 		t.Error("a size of 0 on a logarithmic axis was accepted")
 	}
 }
+
+func TestScaling(t *testing.T) {
+	var svg bytes.Buffer
+	if err := chart.Scaling(&svg, "dispatch", []chart.Line{{Name: "floor", Points: []chart.Point{{X: 64, Y: 133}, {X: 8, Y: 130}}}}); err != nil {
+		t.Fatal(err)
+	}
+	got := texts(t, svg.Bytes())
+	for _, want := range []string{"dispatch", "floor", "ranks", "us", "64"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q among %s", want, got)
+		}
+	}
+}

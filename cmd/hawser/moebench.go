@@ -40,6 +40,7 @@ type (
 		Warm   int      `default:"50" help:"Steps of a turn that do not count (default: ${default})."`
 		Steps  int      `placeholder:"N" help:"Steps of a turn that count (default: 500, or 50 with more than 1024 tokens; of a simulation 20, or 3)."`
 
+		SVG     string `name:"svg" placeholder:"FILE" help:"Draw the result: a simulation by ranks, a measurement as distributions."`
 		Sizes   bool   `help:"Print what the shape costs in memory, and measure nothing."`
 		Sim     string `placeholder:"ep=N,N" help:"Simulate so many ranks in place of measuring: ep=8,16,32,64."`
 		Profile string `default:"cx7" enum:"cx7,efa" placeholder:"NAME" help:"Adapters of a simulation: cx7 (one of 400 Gbit/s) or efa (two of 200) (default: ${default})."`
@@ -83,6 +84,11 @@ func (c *moeBenchCmd) Run(ctx context.Context, u *ui) error {
 	r.Command, r.Machine, r.Revision, r.Began = os.Args, bench.ThisMachine(), thisVersion().Revision, time.Now().UTC()
 	if err := u.result(r); err != nil {
 		return err
+	}
+	if c.SVG != "" && !c.Sizes {
+		if err := drawInto(c.SVG, r.Draw); err != nil {
+			return fmt.Errorf("moe bench: %w", err)
+		}
 	}
 	if r.Row != nil && r.MismatchedBytes != nil && *r.MismatchedBytes > 0 {
 		return fmt.Errorf("moe bench: %d bytes were wrong", *r.MismatchedBytes)

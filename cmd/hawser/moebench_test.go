@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -24,8 +25,19 @@ func moeReport(t *testing.T, args ...string) (r moebench.Report, raw map[string]
 	return r, decodeJSON(t, stdout), stderr
 }
 
+// drawn is a picture that was made.
+func drawn(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
 func TestMoEBenchOfTwoRanks(t *testing.T) {
-	r, raw, stderr := moeReport(t, "--shape", "pair", "--rounds", "2", "--steps", "20", "--warm", "2", "--routing", "uniform", "--topk", "2", "--experts", "6", "--tokens", "3")
+	svg := filepath.Join(t.TempDir(), "times.svg")
+	r, raw, stderr := moeReport(t, "--svg", svg, "--shape", "pair", "--rounds", "2", "--steps", "20", "--warm", "2", "--routing", "uniform", "--topk", "2", "--experts", "6", "--tokens", "3")
 	if *r.MismatchedBytes != 0 || *r.VerifiedSteps != 3 || r.Shape.Tokens != 3 || r.Shape.Experts != 6 || r.Routing != "uniform" {
 		t.Errorf("report is %+v", r)
 	}
@@ -40,6 +52,9 @@ func TestMoEBenchOfTwoRanks(t *testing.T) {
 	if !strings.Contains(stderr, "exchange") || !strings.Contains(stderr, "0 bytes wrong") {
 		t.Errorf("no table on standard error: %q", stderr)
 	}
+	if picture := drawn(t, svg); !strings.Contains(picture, ">step<") || !strings.Contains(picture, ">exchange<") {
+		t.Errorf("lines are missing in %s", picture)
+	}
 }
 
 func TestMoEBenchSizes(t *testing.T) {
@@ -53,7 +68,11 @@ func TestMoEBenchSizes(t *testing.T) {
 }
 
 func TestMoEBenchSimulates(t *testing.T) {
-	r, raw, stderr := moeReport(t, "--sim", "ep=8,16", "--steps", "1", "--tokens", "16", "--profile", "efa")
+	svg := filepath.Join(t.TempDir(), "ranks.svg")
+	r, raw, stderr := moeReport(t, "--svg", svg, "--sim", "ep=8,16", "--steps", "1", "--tokens", "16", "--profile", "efa")
+	if picture := drawn(t, svg); !strings.Contains(picture, ">dispatch, simulated<") || !strings.Contains(picture, ">combine, floor<") {
+		t.Errorf("lines are missing in %s", picture)
+	}
 	rows := raw["rows"].([]any)
 	if len(rows) != 2 || !r.Simulated || r.Rows[1].Ranks != 16 || r.Rows[1].Node != 8 || r.Rows[0].Profile != "efa" || len(r.Assumptions) < 3 {
 		t.Errorf("report is %+v", r)

@@ -53,11 +53,16 @@ type picture struct {
 }
 
 func writeChart(path string, p picture) error {
+	return drawInto(path, func(w io.Writer) error { return p.draw(w, p.title, p.lines) })
+}
+
+// drawInto makes a file of what draw draws.
+func drawInto(path string, draw func(io.Writer) error) error {
 	f, err := os.Create(path)
 	if err != nil {
 		return err
 	}
-	return errors.Join(p.draw(f, p.title, p.lines), f.Close())
+	return errors.Join(draw(f), f.Close())
 }
 
 // throughputCharts makes a chart for each scenario that moves blocks, with a line for each network and yardstick.
