@@ -12,7 +12,7 @@ TESTFLAGS ?= -shuffle=on -timeout=5m -p=$(shell expr $$(nproc) + 1) -parallel=4
 CGO       := $(if $(filter-out 0,$(STATIC)),0,$(shell GO=$(GO) sh .ci/cgo))
 FUZZTIME  ?= 10s
 SOAKTIME  ?= 10m
-RACEFLAGS ?= -short
+SHORT     ?= -short
 SIMRUNS   ?= 100000
 SIMTIME   ?= 4m
 SIMBASE   ?= 0
@@ -50,13 +50,13 @@ test-verbs:
 vmtest:
 	CGO_ENABLED=0 $(GO) build -o .cache/vmtest ./internal/vmtest
 
-# RACEFLAGS=: also what takes minutes under the detector.
+# SHORT=: also what takes minutes under the detector.
 race:
-	@sh .ci/race $(TESTFLAGS) -vet=off -timeout=10m $(RACEFLAGS)
+	@sh .ci/race $(TESTFLAGS) -vet=off -timeout=10m $(SHORT)
 
-# The tests with the checks of internal/invariants compiled in: of the packages that link it.
+# The tests with the checks of internal/invariants compiled in: of the packages that link it. SHORT=: all of them.
 invariants:
-	$(TESTSUM) -name invariants -- $(TESTFLAGS) -vet=off -tags invariants \
+	$(TESTSUM) -name invariants -- $(TESTFLAGS) -vet=off -tags invariants $(SHORT) \
 		$$($(GO) list -test -f '{{.ImportPath}} {{join .Deps " "}}' ./... | sed -n 's/\.test .*\/internal\/invariants.*//p')
 
 # Real processes that are killed and stopped under load; minutes, so not part of test.
@@ -142,8 +142,8 @@ fmt:
 	find . -name '*.go' -not -path './.*' -print0 | xargs -0 $(TOOL) gofumpt -w
 
 # What is too slow for every change.
-nightly: build lint test invariants processes soak
-	$(MAKE) race RACEFLAGS=
+nightly: build lint test processes soak
+	$(MAKE) race invariants SHORT=
 	LONG=5m LIMIT=40m MEMORY=8192 bash .ci/verbs
 	$(MAKE) sim SIMRUNS=1000000 SIMTIME=1h
 	$(MAKE) kvsim SIMRUNS=1000000 SIMTIME=1h

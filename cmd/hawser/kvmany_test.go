@@ -416,4 +416,7 @@ func notRaced(t *testing.T) {
 	if raced {
 		t.Skip("not under the race detector: its processes are too slow to meet their faults")
 	}
+	if testing.Short() {
+		t.Skip("-short leaves out what starts many processes")
+	}
 }
