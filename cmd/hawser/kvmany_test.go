@@ -132,7 +132,7 @@ func checkDrawing(t *testing.T, path string) {
 
 // TestRequestsSurviveTheirPrefillers kills one prefiller, stops another and adds one.
 func TestRequestsSurviveTheirPrefillers(t *testing.T) {
-	notRaced(t)
+	startsMany(t)
 	for _, network := range []string{"shm", "tcp"} {
 		t.Run(network, func(t *testing.T) {
 			stdout, stderr, code := tool(t, small(network, "--prefillers", "3", "--requests", "60", "--speed", "6",
@@ -151,7 +151,7 @@ func TestRequestsSurviveTheirPrefillers(t *testing.T) {
 }
 
 func TestReplayBetweenShapes(t *testing.T) {
-	notRaced(t)
+	startsMany(t)
 	for _, tc := range [][]string{
 		{"--geometry", "llama3-70b-tp8", "--scale", "0.02", "--src-tp", "4", "--dst-tp", "1"},
 		{"--geometry", "deepseek-v3", "--scale", "0.02", "--src-tp", "8", "--dst-tp", "1"},
@@ -171,7 +171,7 @@ func TestReplayBetweenShapes(t *testing.T) {
 
 // TestAdminSockets lists, cancels and drains what a replay runs.
 func TestAdminSockets(t *testing.T) {
-	notRaced(t)
+	startsMany(t)
 	dir := t.TempDir()
 	t.Setenv("XDG_RUNTIME_DIR", dir)
 	failsWith(t, []string{"no prefiller or decoder of this user runs here"}, "kv", "ps")
@@ -249,7 +249,7 @@ func awaitAttempt(t *testing.T) attemptRow {
 
 // TestRegistry starts a decoder before its prefillers, which it finds in a file. It looks at the metrics of both sides, too.
 func TestRegistry(t *testing.T) {
-	notRaced(t)
+	startsMany(t)
 	file := filepath.Join(t.TempDir(), "prefillers")
 	registry, ports := "--registry=file:"+file, [2]string{freePort(t), freePort(t)}
 	decode, _ := command(t, "kv", "decode", registry, "--requests", "200", "--speed", "10", "--pool", "512MiB", "--json", "-", "--metrics", ":"+ports[0])
@@ -409,9 +409,9 @@ func TestAdminTakesOverItsOwnPlace(t *testing.T) {
 	}
 }
 
-// notRaced leaves tests of several processes to the runs without the race detector, which sees one process at a time, and makes each of
+// startsMany leaves tests of many processes out of short runs, and to those without the race detector, which sees one process at a time, and makes each of
 // them so slow that they do little: packages kv and kv/simllm run the same code under it.
-func notRaced(t *testing.T) {
+func startsMany(t *testing.T) {
 	t.Helper()
 	if raced {
 		t.Skip("not under the race detector: its processes are too slow to meet their faults")

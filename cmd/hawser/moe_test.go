@@ -56,7 +56,7 @@ func TestMoeFaults(t *testing.T) {
 // TestMoeKilled: ranks are killed at random; the others end their step without them, go on in a new view, and take them in again. Others
 // are stopped for longer than anybody waits, and go on: they stay members.
 func TestMoeKilled(t *testing.T) {
-	notRaced(t)
+	startsMany(t)
 	n := *moeStrikes
 	r := checked(t, 300*(1+2*n), "--kill", fmt.Sprint(n), "--stop", fmt.Sprint(n), "--seed", fmt.Sprint(1+n))
 	lost, verified := number(t, r, "lost_steps"), number(t, r, "verified_steps")

@@ -98,7 +98,7 @@ func TestCancelledRequestsLeakNothing(t *testing.T) {
 
 // TestKilledPrefillerFailsItsRequests has no other prefiller. It also shows that a fault that was asked for is no failure of the tool.
 func TestKilledPrefillerFailsItsRequests(t *testing.T) {
-	notRaced(t)
+	startsMany(t)
 	for _, network := range []string{"shm", "tcp"} {
 		t.Run(network, func(t *testing.T) {
 			log := filepath.Join(t.TempDir(), "log")

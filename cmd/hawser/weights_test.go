@@ -270,7 +270,7 @@ func TestWeightsPushFromCheckpoint(t *testing.T) {
 
 // An inference rank is killed: its instance is out, and the other one takes the next version.
 func TestWeightsRankKilled(t *testing.T) {
-	notRaced(t)
+	startsMany(t)
 	c := newCluster(t, "fsdp=2", "inst=2,tp=2")
 	c.start(6)
 	c.mustPush(1)

@@ -154,7 +154,7 @@ func TestWeightsExitCodes(t *testing.T) {
 
 // The controller is killed in mid-push: who ordered it does not know how it ends. While it runs, status says what is missing from whom.
 func TestWeightsInDoubt(t *testing.T) {
-	notRaced(t)
+	startsMany(t)
 	c := newCluster(t, "fsdp=2", "tp=2")
 	c.train = []string{"--stage-pause", "300ms"}
 	c.start(4, "--shadow")

@@ -11,7 +11,7 @@ import (
 
 // The controller is killed between two pushes, and started again with its state: at the address that members were given, or at one that its file names.
 func TestWeightsControllerKilled(t *testing.T) {
-	notRaced(t)
+	startsMany(t)
 	for name, fixed := range map[string]bool{"file": false, "port": true} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster(t, "fsdp=2", "tp=2")
@@ -35,7 +35,7 @@ func TestWeightsControllerKilled(t *testing.T) {
 
 // A trainer is killed before a push: where others have all that it had they push without it, else the push says at once what is missing.
 func TestWeightsTrainerGone(t *testing.T) {
-	notRaced(t)
+	startsMany(t)
 	for mesh, replicas := range map[string]bool{"fsdp=4": false, "dp_replicate=2,fsdp=2": true} {
 		t.Run(mesh, func(t *testing.T) {
 			c := newCluster(t, mesh, "tp=2")
@@ -93,7 +93,7 @@ func (c *cluster) pushSlowly(trainer string) (*exec.Cmd, <-chan pushEnd) {
 // A trainer is killed in mid-push. What others have, too, they send, in another epoch of the same version. Else the push aborts: who has a second copy serves the
 // version before, who has none says that it has no version, until the next push.
 func TestWeightsTrainerKilled(t *testing.T) {
-	notRaced(t)
+	startsMany(t)
 	for _, x := range []struct {
 		mesh             string
 		replicas, shadow bool
@@ -142,7 +142,7 @@ func TestWeightsTrainerKilled(t *testing.T) {
 
 // A rank joins when a version is out already, in an instance of its own: it gets it from a rank that serves it, without a trainer.
 func TestWeightsRankJoins(t *testing.T) {
-	notRaced(t)
+	startsMany(t)
 	c := newCluster(t, "fsdp=2", "inst=2,tp=1")
 	c.control(0, "--copy")
 	for r := range c.trainers {
@@ -160,7 +160,7 @@ func TestWeightsRankJoins(t *testing.T) {
 
 // Ctrl-C ends the command that ordered a push, not the push: trainers and ranks commit it, and take the next one.
 func TestWeightsPushInterrupted(t *testing.T) {
-	notRaced(t)
+	startsMany(t)
 	c := newCluster(t, "fsdp=2", "tp=2")
 	c.train = []string{"--stage-pause", "100ms"}
 	c.start(4, "--shadow")
