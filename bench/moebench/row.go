@@ -46,6 +46,9 @@ type Distribution struct {
 	cpu    []float64
 }
 
+// Times are those of all steps, the shortest first. They are not part of the JSON.
+func (d *Distribution) Times() []float64 { return d.all }
+
 // Peer is another system that exchanged the same rows.
 type Peer struct {
 	Name     string       `json:"name"`

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -86,7 +87,7 @@ func (c *moeBenchCmd) Run(ctx context.Context, u *ui) error {
 		return err
 	}
 	if c.SVG != "" && !c.Sizes {
-		if err := drawInto(c.SVG, r.Draw); err != nil {
+		if err := drawInto(c.SVG, func(w io.Writer) error { return drawMoE(w, r) }); err != nil {
 			return fmt.Errorf("moe bench: %w", err)
 		}
 	}

@@ -1,4 +1,4 @@
-package moebench
+package main
 
 import (
 	"fmt"
@@ -6,19 +6,20 @@ import (
 	"slices"
 
 	"github.com/hawser-project/hawser/bench/chart"
+	"github.com/hawser-project/hawser/bench/moebench"
 )
 
-// Draw draws a report as SVG: a simulation by the number of ranks, a measurement as the distribution of its times.
-func (r *Report) Draw(w io.Writer) error {
+// drawMoE draws a report as SVG: a simulation by the number of ranks, a measurement as the distribution of its times.
+func drawMoE(w io.Writer, r *moebench.Report) error {
 	title := fmt.Sprintf("%d tokens, %s", r.Shape.Tokens, r.Routing)
 	if r.Simulated {
-		return chart.Scaling(w, "simulated on "+r.Profile+", "+title, r.byRanks())
+		return chart.Scaling(w, "simulated on "+r.Profile+", "+title, byRanks(r))
 	}
-	return chart.Latency(w, fmt.Sprintf("%d ranks over %s, %s", r.Shape.Ranks, r.Provider, title), r.distributions())
+	return chart.Latency(w, fmt.Sprintf("%d ranks over %s, %s", r.Shape.Ranks, r.Provider, title), distributions(r))
 }
 
 // byRanks are what was simulated, the floor, and what was published.
-func (r *Report) byRanks() (lines []chart.Line) {
+func byRanks(r *moebench.Report) (lines []chart.Line) {
 	add := func(name string, ranks int, us float64) {
 		if us == 0 {
 			return
@@ -45,16 +46,16 @@ func (r *Report) byRanks() (lines []chart.Line) {
 }
 
 // distributions are what was timed here, and the exchanges of others.
-func (r *Report) distributions() (lines []chart.Line) {
-	add := func(name string, d *Distribution) {
-		all := slices.Sorted(slices.Values(d.all))
+func distributions(r *moebench.Report) (lines []chart.Line) {
+	add := func(name string, d *moebench.Distribution) {
+		all := d.Times()
 		l := chart.Line{Name: name}
 		for i, us := range all {
 			l.Points = append(l.Points, chart.Point{X: us, Y: float64(i) / float64(len(all))})
 		}
 		lines = append(lines, l)
 	}
-	for _, name := range Measured() {
+	for _, name := range moebench.Measured() {
 		if d := r.Samples[name]; d != nil {
 			add(name, d)
 		}
