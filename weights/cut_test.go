@@ -10,6 +10,9 @@ import (
 // TestWatermark: a watermark that has no room for a task, and one destination at a time: tasks are done in parts, every byte and every
 // digest is right, staging stays below it, and what has no room at all is named.
 func TestWatermark(t *testing.T) {
+	if race && testing.Short() {
+		t.Skip("it moves much: minutes under the race detector")
+	}
 	for name, c := range map[string]struct {
 		m    toy
 		mark int64

@@ -30,6 +30,9 @@ func (w *world) grants() (serials []uint64, regions []*hawser.Remote) {
 
 // TestGrantCount: one push after the other uses what was granted and imported for the first one. After an abort everything is granted anew, once.
 func TestGrantCount(t *testing.T) {
+	if race && testing.Short() {
+		t.Skip("it moves much: minutes under the race detector")
+	}
 	onNetworks(t, func(t *testing.T, open network) {
 		w := newWorld(t, open, toy{}, change{})
 		w.mustPush(1)
