@@ -26,7 +26,8 @@ func strikes(t *testing.T, c Config, kind FaultKind, first, stride int) (r Repor
 }
 
 // TestFaults is every fault, at events of runs of three steps with chunks beyond the first ones. Who survives ends its step, names who is
-// missing and nobody else, has all that it must have, and goes on in the next view; who was killed comes again; nothing is left over.
+// missing, has all that it must have, and goes on in the next view; who was killed comes again; nothing is left over. Nobody else may be
+// named, but for a rank that was never active in the view, and once a time-out has passed: then whoever waits for the missing is late, too.
 // Rails that die are not noticed at all.
 func TestFaults(t *testing.T) {
 	seeds, stride := uint64(2), 5
